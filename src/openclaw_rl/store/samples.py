@@ -1,0 +1,220 @@
+"""Samples and steps: each sample is trained by exactly one step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, func, select, update
+
+from openclaw_rl.store.codec import unpack_ids
+from openclaw_rl.store.counting import count
+from openclaw_rl.store.database import Database
+from openclaw_rl.store.rows import sampling_from, tokens_from
+from openclaw_rl.store.schema import requests, samples, steps, turns, versions
+from openclaw_rl.store.turns import move_turn
+from openclaw_rl.types import (
+    SAMPLE_TRANSITIONS,
+    FinishReason,
+    PolicyVersion,
+    RetryDemonstration,
+    Sample,
+    SampleState,
+    StepRecord,
+    TurnState,
+    check_transition,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadySamples:
+    """What waits to be trained: how many, and since when the oldest does."""
+
+    count: int
+    oldest_created_at: float | None
+
+
+def move_samples(
+    connection: Connection, turn_ids: Sequence[str], new: SampleState, *, reason: str | None = None, **values: Any
+) -> None:
+    """Apply one transition of `SAMPLE_TRANSITIONS` to each, inside the caller's transaction, and count it."""
+    query = select(samples.c.turn_id, samples.c.state).where(samples.c.turn_id.in_(turn_ids))
+    found = {row.turn_id: SampleState(row.state) for row in connection.execute(query)}
+    missing = set(turn_ids) - set(found)
+    if missing:
+        raise KeyError(f"no such samples: {', '.join(sorted(missing))}")
+    for old in found.values():
+        check_transition(SAMPLE_TRANSITIONS, old, new)
+    connection.execute(
+        update(samples)
+        .where(samples.c.turn_id.in_(turn_ids))
+        .values(state=new.value, state_since=time.time(), **values)
+    )
+    if new in {SampleState.TRAINED, SampleState.EXPIRED, SampleState.REJECTED}:
+        count(connection, f"samples_{new.value}" + (f"_{reason}" if reason else ""), len(turn_ids))
+
+
+class SampleStore:
+    """Samples from ready to trained, and the steps that trained them."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def add(self, sample: Sample) -> None:
+        """A judged turn becomes a sample: turn to `sampled` and the sample's row, in one transaction."""
+        with self._database.write() as connection:
+            move_turn(connection, sample.turn_id, TurnState.SAMPLED)
+            now = time.time()
+            connection.execute(
+                samples.insert().values(
+                    turn_id=sample.turn_id,
+                    state=SampleState.READY.value,
+                    state_since=now,
+                    reward=sample.reward,
+                    hint=sample.hint,
+                    retry_turn_id=None if sample.retry is None else sample.retry.turn_id,
+                    version=sample.tokens.versions[0],
+                    created_at=sample.created_at,
+                )
+            )
+            count(connection, "samples")
+
+    def ready(self) -> ReadySamples:
+        """How many samples wait, and since when."""
+        query = select(func.count(), func.min(samples.c.created_at)).where(samples.c.state == SampleState.READY.value)
+        with self._database.read() as connection:
+            number, oldest = connection.execute(query).one()
+            return ReadySamples(count=number, oldest_created_at=oldest)
+
+    def expire(self, *, before_version: int) -> int:
+        """Expire ready samples drawn by a version below `before_version`; how many."""
+        with self._database.write() as connection:
+            query = select(samples.c.turn_id).where(
+                samples.c.state == SampleState.READY.value, samples.c.version < before_version
+            )
+            stale = list(connection.execute(query).scalars())
+            if stale:
+                move_samples(connection, stale, SampleState.EXPIRED, reason="stale")
+            return len(stale)
+
+    def claim(self, size: int, lease_s: float) -> list[Sample]:
+        """Claim up to `size` ready samples, the oldest first, under a lease."""
+        now = time.time()
+        with self._database.write() as connection:
+            _return_expired_leases(connection, now)
+            query = (
+                select(samples.c.turn_id)
+                .where(samples.c.state == SampleState.READY.value)
+                .order_by(samples.c.created_at)
+                .limit(size)
+            )
+            claimed = list(connection.execute(query).scalars())
+            if not claimed:
+                return []
+            move_samples(connection, claimed, SampleState.CLAIMED, lease_until=now + lease_s)
+            return _load(connection, claimed)
+
+    def release_claims(self) -> int:
+        """Give back every claimed sample: for the one trainer, when it starts after a predecessor's death."""
+        with self._database.write() as connection:
+            return _return_expired_leases(connection, float("inf"))
+
+    def commit_step(self, record: StepRecord, version: PolicyVersion) -> None:
+        """A step is done: its samples `trained`, its row, and its version as a candidate, in one transaction.
+
+        Repeating it with the same samples is a no-op, so that a caller that died without seeing the answer may
+        call again; repeating it with others is an error.
+        """
+        with self._database.write() as connection:
+            known = connection.execute(select(steps.c.sample_ids).where(steps.c.step == record.step)).scalar()
+            if known is not None:
+                if list(known) != list(record.sample_ids):
+                    raise ValueError(f"step {record.step} is committed with other samples")
+                return
+            move_samples(connection, record.sample_ids, SampleState.TRAINED, step=record.step, lease_until=None)
+            connection.execute(
+                steps.insert().values(
+                    step=record.step,
+                    version=record.version,
+                    sample_ids=list(record.sample_ids),
+                    metrics=dict(record.metrics),
+                    checkpoint=record.checkpoint,
+                    seconds=record.seconds,
+                    created_at=record.created_at,
+                )
+            )
+            connection.execute(
+                versions.insert().values(
+                    version=version.version,
+                    state=version.state.value,
+                    state_since=version.created_at,
+                    path=version.path,
+                    step=version.step,
+                    created_at=version.created_at,
+                )
+            )
+            count(connection, "steps")
+
+    def reject(self, turn_ids: Sequence[str], *, reason: str) -> None:
+        """The gate refused the step: its samples are spent, and the reason is counted."""
+        with self._database.write() as connection:
+            move_samples(connection, turn_ids, SampleState.REJECTED, reason=reason, lease_until=None)
+
+    def steps(self) -> list[StepRecord]:
+        """Every committed step, the first first."""
+        with self._database.read() as connection:
+            rows = connection.execute(steps.select().order_by(steps.c.step)).mappings()
+            return [StepRecord(**{**row, "sample_ids": tuple(row["sample_ids"])}) for row in rows]
+
+    def trained_rewards(self) -> list[tuple[float, float]]:
+        """(created_at, reward) of every sample with a reward, the oldest first."""
+        query = select(samples.c.created_at, samples.c.reward).where(samples.c.reward.is_not(None))
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(samples.c.created_at))
+            return [(row.created_at, row.reward) for row in rows]
+
+
+def _return_expired_leases(connection: Connection, now: float) -> int:
+    query = select(samples.c.turn_id).where(samples.c.state == SampleState.CLAIMED.value, samples.c.lease_until < now)
+    returned = list(connection.execute(query).scalars())
+    if returned:
+        move_samples(connection, returned, SampleState.READY, lease_until=None)
+        count(connection, "sample_leases_expired", len(returned))
+    return len(returned)
+
+
+def _load(connection: Connection, turn_ids: Sequence[str]) -> list[Sample]:
+    query = (
+        select(samples, turns, requests.c.messages, requests.c.tools)
+        .join(turns, turns.c.turn_id == samples.c.turn_id)
+        .join(requests, requests.c.turn_id == samples.c.turn_id)
+        .where(samples.c.turn_id.in_(turn_ids))
+        .order_by(samples.c.created_at)
+    )
+    return [_sample_from(connection, row) for row in connection.execute(query).mappings()]
+
+
+def _sample_from(connection: Connection, row: Mapping[Any, Any]) -> Sample:
+    return Sample(
+        turn_id=row[samples.c.turn_id],
+        session_id=row[turns.c.session_id],
+        messages=tuple(row[requests.c.messages]),
+        tools=tuple(row[requests.c.tools]),
+        tokens=tokens_from(row),  # type: ignore[arg-type]
+        sampling=sampling_from(row[turns.c.sampling]),
+        finish_reason=FinishReason(row[turns.c.finish_reason]),
+        reward=row[samples.c.reward],
+        hint=row[samples.c.hint],
+        retry=_retry(connection, row[samples.c.retry_turn_id]),
+        created_at=row[samples.c.created_at],
+    )
+
+
+def _retry(connection: Connection, turn_id: str | None) -> RetryDemonstration | None:
+    if turn_id is None:
+        return None
+    query = select(turns.c.response_ids).where(turns.c.turn_id == turn_id)
+    ids = unpack_ids(connection.execute(query).scalar_one())
+    return RetryDemonstration(turn_id=turn_id, response_ids=ids)

@@ -1,0 +1,166 @@
+"""The tables of the durable record, in portable SQLAlchemy Core.
+
+Token ids, log-probabilities and versions are packed little-endian arrays (`codec`); messages are JSON. Every
+state column has a `_since` twin, so that a stalled row can say since when.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+
+metadata = MetaData()
+
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", String(64), primary_key=True),
+    Column("key_id", String(64), nullable=False),
+    Column("client_session_id", Text),  # what the client called it, None where lineage found it
+    Column("created_at", Float, nullable=False),
+    Column("last_active_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("end_reason", String(32)),
+    Index("sessions_by_client_id", "key_id", "client_session_id"),
+    Index("sessions_open", "ended_at", "last_active_at"),
+)
+
+requests = Table(
+    "requests",
+    metadata,
+    Column("turn_id", String(64), primary_key=True),
+    Column("session_id", ForeignKey("sessions.session_id"), nullable=False, index=True),
+    Column("key_id", String(64), nullable=False),
+    Column("parent_turn_id", String(64), index=True),
+    Column("turn_type", String(8), nullable=False),
+    Column("messages", JSON, nullable=False),
+    Column("tools", JSON, nullable=False),
+    Column("new_messages", JSON, nullable=False),
+    Column("session_done", Boolean, nullable=False),
+    Column("model", String(128), nullable=False),
+    Column("ambiguous", Boolean, nullable=False),
+    Column("status", String(16), nullable=False, index=True),  # open | served | failed | cancelled
+    Column("error", Text),
+    Column("created_at", Float, nullable=False, index=True),
+)
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("turn_id", ForeignKey("requests.turn_id"), primary_key=True),
+    Column("session_id", String(64), nullable=False, index=True),
+    Column("key_id", String(64), nullable=False),
+    Column("context_hash", String(64), nullable=False),
+    Column("state", String(24), nullable=False),
+    Column("state_since", Float, nullable=False),
+    Column("reason", String(32)),
+    Column("answer", JSON, nullable=False),
+    Column("prompt_ids", LargeBinary, nullable=False),
+    Column("response_ids", LargeBinary, nullable=False),
+    Column("logprobs", LargeBinary, nullable=False),
+    Column("versions", LargeBinary, nullable=False),
+    Column("sampling", JSON, nullable=False),
+    Column("finish_reason", String(16), nullable=False),
+    Column("next_state", JSON),
+    Column("next_turn_id", String(64)),
+    Column("served_at", Float, nullable=False),
+    Column("judge_lease_until", Float),
+    Column("judge_attempts", Integer, nullable=False, default=0),
+    Index("turns_by_state", "state", "served_at"),
+    Index("turns_by_context", "key_id", "context_hash"),
+)
+
+judgements = Table(
+    "judgements",
+    metadata,
+    Column("judgement_id", Integer, primary_key=True, autoincrement=True),
+    Column("turn_id", ForeignKey("turns.turn_id"), nullable=False, index=True),
+    Column("kind", String(32), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("score", Float),
+    Column("hint", Text),
+    Column("prompt_version", String(64), nullable=False),
+    Column("latency_s", Float, nullable=False),
+    Column("details", JSON, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+samples = Table(
+    "samples",
+    metadata,
+    Column("turn_id", ForeignKey("turns.turn_id"), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("state_since", Float, nullable=False),
+    Column("reward", Float),
+    Column("hint", Text),
+    Column("retry_turn_id", String(64)),
+    Column("version", Integer, nullable=False),  # of its first token: what staleness is measured from
+    Column("created_at", Float, nullable=False),
+    Column("lease_until", Float),
+    Column("step", Integer),
+    Index("samples_by_state", "state", "created_at"),
+)
+
+steps = Table(
+    "steps",
+    metadata,
+    Column("step", Integer, primary_key=True, autoincrement=False),
+    Column("version", Integer, nullable=False),
+    Column("sample_ids", JSON, nullable=False),
+    Column("metrics", JSON, nullable=False),
+    Column("checkpoint", Text, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+versions = Table(
+    "versions",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("state", String(16), nullable=False),
+    Column("state_since", Float, nullable=False),
+    Column("path", Text),
+    Column("step", Integer, nullable=False),
+    Column("created_at", Float, nullable=False),
+)
+
+loops = Table(
+    "loops",
+    metadata,
+    Column("loop", String(16), primary_key=True),
+    Column("pid", Integer, nullable=False),
+    Column("heartbeat_at", Float, nullable=False),
+    Column("activity", Text, nullable=False),
+    Column("waiting_for", Text),
+    Column("since", Float, nullable=False),
+    Column("details", JSON, nullable=False),
+)
+
+spans = Table(
+    "spans",
+    metadata,
+    Column("span_id", Integer, primary_key=True, autoincrement=True),
+    Column("name", String(32), nullable=False, index=True),  # training_step | publish
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("details", JSON, nullable=False),
+)
+
+counters = Table(
+    "counters",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("value", Integer, nullable=False),
+)

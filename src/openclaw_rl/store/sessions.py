@@ -1,0 +1,68 @@
+"""Sessions: who opened them, when they were last active, and when they ended."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import Connection, select, update
+
+from openclaw_rl.store.database import Database
+from openclaw_rl.store.schema import sessions
+
+
+class SessionStore:
+    """Sessions belong to the key that opened them; no query here crosses keys."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self, key_id: str, client_session_id: str) -> str | None:
+        """Our id of the session that this key's client calls `client_session_id` (or that has it as our id)."""
+        query = select(sessions.c.session_id).where(
+            sessions.c.key_id == key_id,
+            (sessions.c.client_session_id == client_session_id) | (sessions.c.session_id == client_session_id),
+        )
+        with self._database.read() as connection:
+            return connection.execute(query.order_by(sessions.c.created_at)).scalars().first()
+
+    def end(self, key_id: str, session_id: str, reason: str) -> bool:
+        """End a session; False where the key has none of that id. Ending an ended one changes nothing."""
+        with self._database.write() as connection:
+            owned = (sessions.c.session_id == session_id) & (sessions.c.key_id == key_id)
+            if connection.execute(select(sessions.c.session_id).where(owned)).first() is None:
+                return False
+            open_one = owned & sessions.c.ended_at.is_(None)
+            connection.execute(update(sessions).where(open_one).values(ended_at=time.time(), end_reason=reason))
+            return True
+
+    def end_idle(self, idle_since: float) -> int:
+        """End every open session without a request since `idle_since`; how many."""
+        with self._database.write() as connection:
+            idle = sessions.c.ended_at.is_(None) & (sessions.c.last_active_at < idle_since)
+            result = connection.execute(
+                update(sessions).where(idle).values(ended_at=time.time(), end_reason="idle_timeout")
+            )
+            return result.rowcount
+
+
+def touch(connection: Connection, session_id: str, key_id: str, client_session_id: str | None, now: float) -> None:
+    """Note activity in a session, creating it or opening it again, inside the caller's transaction."""
+    known = connection.execute(select(sessions.c.key_id).where(sessions.c.session_id == session_id)).scalar()
+    if known is None:
+        connection.execute(
+            sessions.insert().values(
+                session_id=session_id,
+                key_id=key_id,
+                client_session_id=client_session_id,
+                created_at=now,
+                last_active_at=now,
+            )
+        )
+        return
+    if known != key_id:
+        raise PermissionError("a session belongs to the key that opened it")
+    connection.execute(
+        update(sessions)
+        .where(sessions.c.session_id == session_id)
+        .values(last_active_at=now, ended_at=None, end_reason=None)
+    )

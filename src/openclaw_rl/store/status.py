@@ -1,0 +1,114 @@
+"""What the loops say of themselves, counters, spans, and the counts that `status` shows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import func, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from openclaw_rl.store.counting import count
+from openclaw_rl.store.database import Database
+from openclaw_rl.store.schema import counters, judgements, loops, samples, sessions, spans, turns
+from openclaw_rl.types import LoopName, LoopStatus
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """A stretch of wall-clock time (seconds since the epoch); `ended_at` is None while it lasts."""
+
+    name: str
+    started_at: float
+    ended_at: float | None
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counts:
+    """How much of everything there is, by state and by reason."""
+
+    sessions: int
+    turns_by_state: Mapping[str, int]
+    turns_by_reason: Mapping[str, int]
+    judgements: int
+    hints: int
+    samples_by_state: Mapping[str, int]
+    counters: Mapping[str, int]
+
+
+class StatusStore:
+    """Written by every loop, read by `status` and the live view."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def report(self, status: LoopStatus) -> None:
+        """Replace what a loop last said of itself."""
+        values = {
+            "loop": status.loop.value,
+            "pid": status.pid,
+            "heartbeat_at": status.heartbeat_at,
+            "activity": status.activity,
+            "waiting_for": status.waiting_for,
+            "since": status.since,
+            "details": dict(status.details),
+        }
+        statement = insert(loops).values(values)
+        with self._database.write() as connection:
+            connection.execute(statement.on_conflict_do_update(index_elements=["loop"], set_=values))
+
+    def loops(self) -> list[LoopStatus]:
+        """What each loop last said of itself."""
+        with self._database.read() as connection:
+            rows = connection.execute(loops.select()).mappings()
+            return [LoopStatus(**{**row, "loop": LoopName(row["loop"])}) for row in rows]
+
+    @contextmanager
+    def span(self, name: str, **details: Any) -> Iterator[None]:
+        """Record when something began and ended, on the wall clock that clients share."""
+        with self._database.write() as connection:
+            result = connection.execute(spans.insert().values(name=name, started_at=time.time(), details=details))
+            span_id = result.inserted_primary_key[0]  # type: ignore[index]
+        try:
+            yield
+        finally:
+            with self._database.write() as connection:
+                connection.execute(update(spans).where(spans.c.span_id == span_id).values(ended_at=time.time()))
+
+    def spans(self, name: str | None = None) -> list[Span]:
+        """Spans, the first first; all of them, or those of one name."""
+        query = select(spans.c.name, spans.c.started_at, spans.c.ended_at, spans.c.details)
+        if name is not None:
+            query = query.where(spans.c.name == name)
+        with self._database.read() as connection:
+            return [Span(**row) for row in connection.execute(query.order_by(spans.c.span_id)).mappings()]
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter."""
+        with self._database.write() as connection:
+            count(connection, name, by)
+
+    def counts(self) -> Counts:
+        """All counts, from one consistent view."""
+        with self._database.read() as connection:
+
+            def by(column: Any) -> dict[str, int]:
+                query = select(column, func.count()).where(column.is_not(None)).group_by(column)
+                return dict(connection.execute(query).tuples().all())
+
+            def number(query: Any) -> int:
+                return int(connection.execute(query).scalar_one())
+
+            return Counts(
+                sessions=number(select(func.count()).select_from(sessions)),
+                turns_by_state=by(turns.c.state),
+                turns_by_reason=by(turns.c.reason),
+                judgements=number(select(func.count()).select_from(judgements)),
+                hints=number(select(func.count()).select_from(judgements).where(judgements.c.hint.is_not(None))),
+                samples_by_state=by(samples.c.state),
+                counters={row.name: row.value for row in connection.execute(counters.select())},
+            )

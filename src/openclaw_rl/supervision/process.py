@@ -1,0 +1,91 @@
+"""What every supervised process needs: a stop signal, a tie to its parent, and a heartbeat."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from openclaw_rl.store import Store
+from openclaw_rl.types import LoopName, LoopStatus
+
+_PR_SET_PDEATHSIG = 1
+HEARTBEAT_INTERVAL_S = 0.5
+
+
+def stop_event() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; a second signal ends the process at once."""
+    stop = threading.Event()
+
+    def handle(signum: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            os._exit(128 + signum)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return stop
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """End this process when its parent ends, even by SIGKILL, so that no loop outlives its supervisor.
+
+    Linux only; elsewhere a supervisor that is killed leaves its loops running until they are told to stop.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent_pid:  # it ended before the call above
+        os._exit(1)
+
+
+class LoopReporter:
+    """Tells the store what a loop is doing, so that `status` can name who waits for whom, since when."""
+
+    def __init__(self, store: Store, loop: LoopName) -> None:
+        self._store = store
+        self._loop = loop
+        self._lock = threading.Lock()
+        self._said: tuple[str, str | None] | None = None
+        self._since = time.time()
+        self._written_at = 0.0
+
+    def working(self, activity: str, **details: Any) -> None:
+        """The loop is doing `activity`."""
+        self._report(activity, None, details)
+
+    def waiting(self, waiting_for: str, **details: Any) -> None:
+        """The loop stands still until `waiting_for` comes."""
+        self._report("waiting", waiting_for, details)
+
+    @property
+    def waiting_since_s(self) -> float:
+        """Seconds since the loop last changed what it does."""
+        return time.time() - self._since
+
+    def _report(self, activity: str, waiting_for: str | None, details: Mapping[str, Any]) -> None:
+        with self._lock:
+            now = time.time()
+            said = (activity, waiting_for)
+            changed = said != self._said
+            if changed and (self._said is None or activity != self._said[0] or waiting_for is None):
+                self._since = now
+            if not changed and now - self._written_at < HEARTBEAT_INTERVAL_S:
+                return
+            self._said, self._written_at = said, now
+            status = LoopStatus(
+                loop=self._loop,
+                pid=os.getpid(),
+                heartbeat_at=now,
+                activity=activity,
+                waiting_for=waiting_for,
+                since=self._since,
+                details=details,
+            )
+        self._store.status.report(status)

@@ -1,0 +1,399 @@
+"""The carriers that cross loops, and the tables of the states they pass through.
+
+This module imports nothing of ours. A carrier is frozen and keyword-only, and its constructor checks what the
+rest of the code relies on, so that nobody downstream checks it again. `None` always means *absent*; it is
+never written as 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeVar
+
+Message = Mapping[str, Any]
+"""One chat message as the client sent it: a JSON object with `role` and `content`."""
+
+BASE_VERSION = 0
+"""The policy version of the untrained base: the adapter switched off."""
+
+
+# --- states ------------------------------------------------------------------------------------------------
+
+
+class TurnState(StrEnum):
+    """Where a turn is on its way from an answer to a sample."""
+
+    SERVED = "served"
+    AWAITING_NEXT_STATE = "awaiting_next_state"
+    JUDGING = "judging"
+    SAMPLED = "sampled"
+    EXCLUDED = "excluded"
+
+
+class SampleState(StrEnum):
+    """Where a sample is on its way into a policy version."""
+
+    READY = "ready"
+    CLAIMED = "claimed"
+    TRAINED = "trained"
+    EXPIRED = "expired"
+    REJECTED = "rejected"
+
+
+class VersionState(StrEnum):
+    """Where a policy version stands: not yet, now, no longer, or never in service."""
+
+    CANDIDATE = "candidate"
+    SERVING = "serving"
+    RETIRED = "retired"
+    REJECTED = "rejected"
+
+
+TURN_TRANSITIONS: Mapping[TurnState, frozenset[TurnState]] = {
+    TurnState.SERVED: frozenset({TurnState.AWAITING_NEXT_STATE, TurnState.EXCLUDED}),
+    TurnState.AWAITING_NEXT_STATE: frozenset({TurnState.JUDGING, TurnState.EXCLUDED}),
+    TurnState.JUDGING: frozenset({TurnState.SAMPLED, TurnState.EXCLUDED}),
+    TurnState.SAMPLED: frozenset(),
+    # Feedback or a next state may come after the session seemed over.
+    TurnState.EXCLUDED: frozenset({TurnState.JUDGING}),
+}
+
+SAMPLE_TRANSITIONS: Mapping[SampleState, frozenset[SampleState]] = {
+    SampleState.READY: frozenset({SampleState.CLAIMED, SampleState.EXPIRED}),
+    # Back to ready when the lease of a dead trainer runs out.
+    SampleState.CLAIMED: frozenset({SampleState.TRAINED, SampleState.REJECTED, SampleState.READY}),
+    SampleState.TRAINED: frozenset(),
+    SampleState.EXPIRED: frozenset(),
+    SampleState.REJECTED: frozenset(),
+}
+
+VERSION_TRANSITIONS: Mapping[VersionState, frozenset[VersionState]] = {
+    VersionState.CANDIDATE: frozenset({VersionState.SERVING, VersionState.REJECTED}),
+    VersionState.SERVING: frozenset({VersionState.RETIRED}),
+    VersionState.RETIRED: frozenset({VersionState.SERVING}),
+    VersionState.REJECTED: frozenset(),
+}
+
+
+S = TypeVar("S", bound=StrEnum)
+
+
+class InvalidTransition(ValueError):
+    """A state change that its table does not hold."""
+
+
+def check_transition(table: Mapping[S, frozenset[S]], old: S, new: S) -> S:
+    """Return `new` if `table` allows `old` → `new`; the one place where that is decided.
+
+    Raises:
+        InvalidTransition: if the table does not hold the change.
+    """
+    if new not in table[old]:
+        allowed = ", ".join(sorted(table[old])) or "nothing (final)"
+        raise InvalidTransition(f"{type(old).__name__}: {old} may become {allowed}, not {new}")
+    return new
+
+
+# --- vocabulary --------------------------------------------------------------------------------------------
+
+
+class TurnType(StrEnum):
+    """`main` turns are the user's own; `side` turns (housekeeping of the client) are served, never trained."""
+
+    MAIN = "main"
+    SIDE = "side"
+
+
+class Method(StrEnum):
+    """How judgements become gradients (design: "The methods")."""
+
+    BINARY_RL = "binary_rl"
+    OPD = "opd"
+    COMBINE = "combine"
+
+
+class ExclusionReason(StrEnum):
+    """Why a turn does not become a sample. Every excluded turn carries exactly one."""
+
+    SIDE_TURN = "side_turn"
+    NOT_FROM_POLICY = "not_from_policy"
+    EMPTY_RESPONSE = "empty_response"
+    MISSING_TOKEN_IDS = "missing_token_ids"
+    MISSING_LOGPROBS = "missing_logprobs"
+    NONFINITE_LOGPROBS = "nonfinite_logprobs"
+    TOKEN_COUNT_MISMATCH = "token_count_mismatch"
+    ABORTED = "aborted"
+    GREEDY = "greedy"
+    TRUNCATED_SUPPORT = "truncated_support"
+    AMBIGUOUS_PARENT = "ambiguous_parent"
+    NO_NEXT_STATE = "no_next_state"
+    JUDGE_FAILED = "judge_failed"
+    JUDGE_TIE = "judge_tie"
+    TOO_FEW_VALID_VOTES = "too_few_valid_votes"
+    NO_SIGNAL = "no_signal"
+
+
+class JudgementOutcome(StrEnum):
+    """How a judgement ended. Only SCORED carries a score; a score of 0 is a verdict, the others are not."""
+
+    SCORED = "scored"
+    TIE = "tie"
+    TOO_FEW_VALID = "too_few_valid"
+    FAILED = "failed"
+
+
+class FinishReason(StrEnum):
+    """Why generation ended, in the OpenAI words, plus ABORT for one that did not end by itself."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    TOOL_CALLS = "tool_calls"
+    ABORT = "abort"
+
+
+class LoopName(StrEnum):
+    """The processes that `openclaw-rl up` supervises: the four loops, serving being two processes."""
+
+    GATEWAY = "gateway"
+    ENGINE = "engine"
+    ROLLOUT = "rollout"
+    JUDGING = "judging"
+    TRAINING = "training"
+
+
+# --- carriers ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How the tokens of a turn were drawn."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.temperature <= 2.0:
+            raise ValueError(f"temperature must be between 0 and 2, got {self.temperature}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenRecord:
+    """The exact tokens of one answer, as the engine saw and drew them.
+
+    `prompt_ids` [P]; `response_ids`, `logprobs`, `versions` [R], aligned. A log-probability (nats) that the
+    engine did not give is None, never 0.0. `versions[i]` is the policy version that drew token i. `counted` is the
+    engine's own count of prompt and response tokens, None where it gave none.
+    """
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    logprobs: tuple[float | None, ...]
+    versions: tuple[int, ...]
+    counted: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.response_ids), len(self.logprobs), len(self.versions)}
+        if len(lengths) != 1:
+            raise ValueError(
+                "response_ids, logprobs and versions must have one length, got "
+                f"{len(self.response_ids)}, {len(self.logprobs)}, {len(self.versions)}"
+            )
+
+    def untrainable_reason(self) -> ExclusionReason | None:
+        """The reason why these tokens cannot be trained, or None."""
+        if not self.response_ids:
+            return ExclusionReason.EMPTY_RESPONSE
+        if not self.prompt_ids:
+            return ExclusionReason.MISSING_TOKEN_IDS
+        if self.counted is not None and self.counted != (len(self.prompt_ids), len(self.response_ids)):
+            return ExclusionReason.TOKEN_COUNT_MISMATCH
+        if any(logprob is None for logprob in self.logprobs):
+            return ExclusionReason.MISSING_LOGPROBS
+        if not all(math.isfinite(logprob) for logprob in self.logprobs if logprob is not None):
+            return ExclusionReason.NONFINITE_LOGPROBS
+        return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One request as it arrived, recorded before the engine is asked.
+
+    `new_messages` are the messages after the parent's answer: the parent's next state. Empty without a parent.
+    """
+
+    turn_id: str
+    session_id: str
+    key_id: str
+    parent_turn_id: str | None
+    turn_type: TurnType
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    new_messages: tuple[Message, ...]
+    session_done: bool
+    model: str
+    ambiguous: bool = False
+    created_at: float
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise ValueError("a request has at least one message")
+        if self.new_messages and self.parent_turn_id is None:
+            raise ValueError("new_messages need a parent turn")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One request answered by the policy; `next_state` is what the client sent after the answer."""
+
+    request: Request
+    answer: Message
+    tokens: TokenRecord
+    sampling: SamplingParams
+    finish_reason: FinishReason
+    state: TurnState
+    reason: ExclusionReason | None = None
+    next_state: tuple[Message, ...] | None = None
+    served_at: float
+
+    def __post_init__(self) -> None:
+        if (self.state is TurnState.EXCLUDED) != (self.reason is not None):
+            raise ValueError(f"a turn has a reason exactly when it is excluded, got {self.state}, {self.reason}")
+
+    @property
+    def turn_id(self) -> str:
+        """The id of the turn, which is that of its request."""
+        return self.request.turn_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """What a judge made of a turn and its next state. `score` in [-1, 1] exactly when the outcome is SCORED."""
+
+    turn_id: str
+    kind: str
+    outcome: JudgementOutcome
+    score: float | None
+    hint: str | None
+    prompt_version: str
+    latency_s: float
+    details: Mapping[str, Any] = field(default_factory=dict)
+    created_at: float
+
+    def __post_init__(self) -> None:
+        if (self.outcome is JudgementOutcome.SCORED) != (self.score is not None):
+            raise ValueError(f"a score goes with outcome scored only, got {self.outcome}, {self.score}")
+        if self.score is not None and not -1.0 <= self.score <= 1.0:
+            raise ValueError(f"a score lies between -1 and 1, got {self.score}")
+        if self.hint is not None and not self.hint.strip():
+            raise ValueError("a hint is text, or None")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryDemonstration:
+    """An accepted second try, as a demonstration for the first prompt, the one without the correction.
+
+    `response_ids` are the tokens served as the answer to the correction; `turn_id` is the turn that served them.
+    `prompt_ids` are the tokens of the first prompt; `prompt_turn_id` is the turn that answered it first. The loss term
+    is the likelihood of `response_ids` after `prompt_ids`, never a ratio: these tokens were drawn under another prompt.
+
+    It rides on the sample of the turn that was accepted, not on that of the first try: acceptance is known only one
+    exchange after the first try's own sample, which may have been trained by then.
+    """
+
+    turn_id: str
+    response_ids: tuple[int, ...]
+    prompt_turn_id: str
+    prompt_ids: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or not self.response_ids:
+            raise ValueError("a demonstration has a prompt and a response")
+        if self.turn_id == self.prompt_turn_id:
+            raise ValueError("a demonstration is for the prompt of another turn")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """A turn with a signal: what one training step consumes, once.
+
+    At least one of `reward` (in [-1, 1]) and `hint` is present; each loss term exists only where its signal does.
+    `retry` says that this very response, an accepted second try, is also a demonstration for the first prompt.
+    """
+
+    turn_id: str
+    session_id: str
+    messages: tuple[Message, ...]
+    tools: tuple[Mapping[str, Any], ...]
+    tokens: TokenRecord
+    sampling: SamplingParams
+    finish_reason: FinishReason
+    reward: float | None
+    hint: str | None
+    retry: RetryDemonstration | None = None
+    created_at: float
+
+    def __post_init__(self) -> None:
+        if self.reward is None and self.hint is None and self.retry is None:
+            raise ValueError("a sample has a reward, a hint or a retry")
+        if self.retry is not None and self.retry.turn_id != self.turn_id:
+            raise ValueError("a retry rides on the sample of the turn that was accepted")
+        reason = self.tokens.untrainable_reason()
+        if reason is not None:
+            raise ValueError(f"these tokens cannot be trained: {reason}")
+
+    @property
+    def logprobs(self) -> tuple[float, ...]:
+        """The engine's log-probabilities, all present: the constructor saw to that."""
+        return tuple(logprob for logprob in self.tokens.logprobs if logprob is not None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PolicyVersion:
+    """A published policy: a PEFT directory with a manifest, or the base (version 0, `path` None)."""
+
+    version: int
+    state: VersionState
+    path: str | None
+    step: int
+    created_at: float
+
+    @property
+    def name(self) -> str:
+        """The name under which engines load it; never reused for another version."""
+        return "base" if self.version == BASE_VERSION else f"policy-v{self.version}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One committed optimiser step and the samples it consumed."""
+
+    step: int
+    version: int
+    sample_ids: tuple[str, ...]
+    metrics: Mapping[str, float]
+    checkpoint: str
+    seconds: float
+    created_at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopStatus:
+    """What a loop last said of itself: `waiting_for` is a sentence, or None while it works."""
+
+    loop: LoopName
+    pid: int
+    heartbeat_at: float
+    activity: str
+    waiting_for: str | None
+    since: float
+    details: Mapping[str, Any] = field(default_factory=dict)
