@@ -58,6 +58,8 @@ class ServingConfig(Section):
     """The longest one answer may take."""
     max_queue: Count = 256
     """Requests accepted at once; above it clients get 429 with Retry-After."""
+    engine_wait_s: Positive = 15.0
+    """How long a request waits for an engine that is away; then 503 with Retry-After."""
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:
@@ -109,7 +111,7 @@ class RolloutConfig(Section):
 class JudgeConfig(Section):
     """Who turns a next state into a score and a hint."""
 
-    kind: Literal["verdict_logits", "llm", "scripted"] = "verdict_logits"
+    kind: Literal["classifier", "verdict_logits", "llm", "scripted"] = "classifier"
     base_url: str | None = None
     """An OpenAI-compatible endpoint for kind = llm; None: this gateway's own, with the base weights."""
     model: str = "base"
@@ -166,12 +168,20 @@ class LossConfig(Section):
     """Mean over effective tokens, or over effective samples of the mean over their tokens."""
 
 
+class GateConfig(Section):
+    """What a step must not do if its version is ever to serve."""
+
+    max_kl_to_base: Positive = 10.0
+    """Mean exact KL of the new weights to the base on the batch's own answers, nats per token."""
+
+
 class TrainingConfig(Section):
     """The trainer."""
 
     method: Method = Method.COMBINE
     lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
+    gate: GateConfig = GateConfig()
     lr: Positive = 3e-4
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     adam_beta1: Fraction = 0.9

@@ -191,15 +191,13 @@ class TokenRecord:
     """The exact tokens of one answer, as the engine saw and drew them.
 
     `prompt_ids` [P]; `response_ids`, `logprobs`, `versions` [R], aligned. A log-probability (nats) that the
-    engine did not give is None, never 0.0. `versions[i]` is the policy version that drew token i. `counted` is the
-    engine's own count of prompt and response tokens, None where it gave none.
+    engine did not give is None, never 0.0. `versions[i]` is the policy version that drew token i.
     """
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     logprobs: tuple[float | None, ...]
     versions: tuple[int, ...]
-    counted: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.logprobs), len(self.versions)}
@@ -215,8 +213,6 @@ class TokenRecord:
             return ExclusionReason.EMPTY_RESPONSE
         if not self.prompt_ids:
             return ExclusionReason.MISSING_TOKEN_IDS
-        if self.counted is not None and self.counted != (len(self.prompt_ids), len(self.response_ids)):
-            return ExclusionReason.TOKEN_COUNT_MISMATCH
         if any(logprob is None for logprob in self.logprobs):
             return ExclusionReason.MISSING_LOGPROBS
         if not all(math.isfinite(logprob) for logprob in self.logprobs if logprob is not None):
@@ -299,12 +295,24 @@ class Judgement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Exchange:
+    """A turn and what followed: the turn whose request brought its next state, and its latest judgement.
+
+    Either is None while it is not there.
+    """
+
+    turn: Turn
+    next_turn_id: str | None
+    judgement: Judgement | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RetryDemonstration:
     """An accepted second try, as a demonstration for the first prompt, the one without the correction.
 
     `response_ids` are the tokens served as the answer to the correction; `turn_id` is the turn that served them.
-    `prompt_ids` are the tokens of the first prompt; `prompt_turn_id` is the turn that answered it first. The loss term
-    is the likelihood of `response_ids` after `prompt_ids`, never a ratio: these tokens were drawn under another prompt.
+    `prompt_ids` are the tokens of the first prompt; `prompt_turn_id` is the turn that answered it first. The loss
+    term is the likelihood of `response_ids` after `prompt_ids`, never a ratio: nobody drew them for that prompt.
 
     It rides on the sample of the turn that was accepted, not on that of the first try: acceptance is known only one
     exchange after the first try's own sample, which may have been trained by then.

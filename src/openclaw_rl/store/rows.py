@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import RowMapping
 
+from openclaw_rl.rollout.next_state import next_state_of
 from openclaw_rl.store import codec
 from openclaw_rl.types import (
     ExclusionReason,
@@ -38,6 +39,7 @@ def request_values(request: Request) -> dict[str, Any]:
         "session_done": request.session_done,
         "model": request.model,
         "ambiguous": request.ambiguous,
+        "brings_feedback": next_state_of(request) is not None,
         "status": "open",
         "error": None,
         "created_at": request.created_at,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, RowMapping, func, select, update
 
 from openclaw_rl.store.codec import unpack_ids
 from openclaw_rl.store.counting import count
@@ -23,6 +23,7 @@ from openclaw_rl.types import (
     Sample,
     SampleState,
     StepRecord,
+    TokenRecord,
     TurnState,
     check_transition,
 )
@@ -53,7 +54,7 @@ def move_samples(
         .values(state=new.value, state_since=time.time(), **values)
     )
     if new in {SampleState.TRAINED, SampleState.EXPIRED, SampleState.REJECTED}:
-        count(connection, f"samples_{new.value}" + (f"_{reason}" if reason else ""), len(turn_ids))
+        count(connection, f"samples_{new.value}" + (f"_{reason}" if reason else ""), len(found))
 
 
 class SampleStore:
@@ -74,7 +75,7 @@ class SampleStore:
                     state_since=now,
                     reward=sample.reward,
                     hint=sample.hint,
-                    retry_turn_id=None if sample.retry is None else sample.retry.turn_id,
+                    retry_prompt_turn_id=None if sample.retry is None else sample.retry.prompt_turn_id,
                     version=sample.tokens.versions[0],
                     created_at=sample.created_at,
                 )
@@ -196,25 +197,31 @@ def _load(connection: Connection, turn_ids: Sequence[str]) -> list[Sample]:
     return [_sample_from(connection, row) for row in connection.execute(query).mappings()]
 
 
-def _sample_from(connection: Connection, row: Mapping[Any, Any]) -> Sample:
+def _sample_from(connection: Connection, row: RowMapping) -> Sample:
+    tokens = tokens_from(row)
     return Sample(
         turn_id=row[samples.c.turn_id],
         session_id=row[turns.c.session_id],
         messages=tuple(row[requests.c.messages]),
         tools=tuple(row[requests.c.tools]),
-        tokens=tokens_from(row),  # type: ignore[arg-type]
+        tokens=tokens,
         sampling=sampling_from(row[turns.c.sampling]),
         finish_reason=FinishReason(row[turns.c.finish_reason]),
         reward=row[samples.c.reward],
         hint=row[samples.c.hint],
-        retry=_retry(connection, row[samples.c.retry_turn_id]),
+        retry=_retry(connection, row, tokens),
         created_at=row[samples.c.created_at],
     )
 
 
-def _retry(connection: Connection, turn_id: str | None) -> RetryDemonstration | None:
-    if turn_id is None:
+def _retry(connection: Connection, row: RowMapping, tokens: TokenRecord) -> RetryDemonstration | None:
+    first = row[samples.c.retry_prompt_turn_id]
+    if first is None:
         return None
-    query = select(turns.c.response_ids).where(turns.c.turn_id == turn_id)
-    ids = unpack_ids(connection.execute(query).scalar_one())
-    return RetryDemonstration(turn_id=turn_id, response_ids=ids)
+    prompt = connection.execute(select(turns.c.prompt_ids).where(turns.c.turn_id == first)).scalar_one()
+    return RetryDemonstration(
+        turn_id=row[samples.c.turn_id],
+        response_ids=tokens.response_ids,
+        prompt_turn_id=first,
+        prompt_ids=unpack_ids(prompt),
+    )

@@ -51,6 +51,7 @@ requests = Table(
     Column("session_done", Boolean, nullable=False),
     Column("model", String(128), nullable=False),
     Column("ambiguous", Boolean, nullable=False),
+    Column("brings_feedback", Boolean, nullable=False),  # rollout.next_state: it gives its parent a next state
     Column("status", String(16), nullable=False, index=True),  # open | served | failed | cancelled
     Column("error", Text),
     Column("created_at", Float, nullable=False, index=True),
@@ -79,6 +80,7 @@ turns = Table(
     Column("judge_lease_until", Float),
     Column("judge_attempts", Integer, nullable=False, default=0),
     Index("turns_by_state", "state", "served_at"),
+    Index("turns_by_reason", "reason"),
     Index("turns_by_context", "key_id", "context_hash"),
 )
 
@@ -105,7 +107,7 @@ samples = Table(
     Column("state_since", Float, nullable=False),
     Column("reward", Float),
     Column("hint", Text),
-    Column("retry_turn_id", String(64)),
+    Column("retry_prompt_turn_id", String(64)),  # the first try, where this answer is the accepted retry
     Column("version", Integer, nullable=False),  # of its first token: what staleness is measured from
     Column("created_at", Float, nullable=False),
     Column("lease_until", Float),

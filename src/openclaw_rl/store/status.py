@@ -98,7 +98,7 @@ class StatusStore:
 
             def by(column: Any) -> dict[str, int]:
                 query = select(column, func.count()).where(column.is_not(None)).group_by(column)
-                return dict(connection.execute(query).tuples().all())
+                return {row[0]: row[1] for row in connection.execute(query)}
 
             def number(query: Any) -> int:
                 return int(connection.execute(query).scalar_one())

@@ -23,6 +23,7 @@ from openclaw_rl.store.schema import judgements, requests, sessions, turns
 from openclaw_rl.store.sessions import touch
 from openclaw_rl.types import (
     TURN_TRANSITIONS,
+    Exchange,
     ExclusionReason,
     Judgement,
     JudgementOutcome,
@@ -99,6 +100,8 @@ class TurnStore:
                 .values(last_active_at=turn.served_at, **ended)
             )
             count(connection, "turns_served")
+            if turn.reason is not None:  # the gateway knew already that it cannot be trained
+                count(connection, f"turns_excluded_{turn.reason.value}")
 
     def record_failure(self, turn_id: str, *, status: str, error: str) -> None:
         """An arrival that got no answer: `failed`, or `cancelled` by its client."""
@@ -109,6 +112,15 @@ class TurnStore:
             result = connection.execute(update(requests).where(open_one).values(status=status, error=error))
             if result.rowcount:
                 count(connection, f"requests_{status}")
+
+    def fail_open(self, *, error: str) -> int:
+        """Fail every request that is still open: a gateway that starts has none, so its predecessor was killed."""
+        with self._database.write() as connection:
+            still_open = update(requests).where(requests.c.status == "open")
+            failed = connection.execute(still_open.values(status="failed", error=error)).rowcount
+            if failed:
+                count(connection, "requests_failed", failed)
+            return failed
 
     def find_parents(self, key_id: str, context_hashes: Sequence[str]) -> list[ParentCandidate]:
         """Turns of this key whose context hash is one of these, the latest first."""
@@ -143,14 +155,14 @@ class TurnStore:
             return [turn_from(row) for row in connection.execute(query).mappings()]
 
     def with_next_request(self, *, limit: int = 256) -> list[tuple[str, Request]]:
-        """Turns that wait for a next state (or were excluded for lack of one) and whose first child is here."""
+        """Turns that wait for a next state, or were excluded for lack of one, with the first child to bring it."""
         waiting = (turns.c.state == TurnState.AWAITING_NEXT_STATE.value) | (
             turns.c.reason == ExclusionReason.NO_NEXT_STATE.value
         )
         query = (
             select(turns.c.turn_id.label("waiting_turn_id"), *requests.c)
             .join(requests, requests.c.parent_turn_id == turns.c.turn_id)
-            .where(waiting)
+            .where(waiting, requests.c.brings_feedback)
             .order_by(turns.c.served_at, requests.c.created_at)
             .limit(limit)
         )
@@ -161,16 +173,17 @@ class TurnStore:
         return list(first.items())
 
     def awaiting_in_ended_sessions(self, *, limit: int = 256) -> list[str]:
-        """Turns that wait for a next state in a session that has ended, and that have no child."""
-        child = requests.alias("child")
+        """Turns that wait in a session that has ended, and that have no child that brings a next state."""
+        bringer = select(requests.c.turn_id).where(
+            requests.c.parent_turn_id == turns.c.turn_id, requests.c.brings_feedback
+        )
         query = (
             select(turns.c.turn_id)
             .join(sessions, sessions.c.session_id == turns.c.session_id)
-            .outerjoin(child, child.c.parent_turn_id == turns.c.turn_id)
             .where(
                 turns.c.state == TurnState.AWAITING_NEXT_STATE.value,
                 sessions.c.ended_at.is_not(None),
-                child.c.turn_id.is_(None),
+                ~bringer.exists(),
             )
             .limit(limit)
         )
@@ -228,15 +241,21 @@ class TurnStore:
                 )
             return claimed
 
-    def release_from_judging(self, turn_id: str, *, retry_in_s: float) -> None:
-        """Give a claimed turn back after a failure, to be tried again after a pause."""
+    def release_from_judging(self, turn_id: str, *, retry_in_s: float, counts: bool = True) -> None:
+        """Give a claimed turn back, to be judged after a pause.
+
+        `counts` is False where the turn is not at fault (the judge is down, the loop stops): the claim then uses up
+        no attempt and counts as no retry.
+        """
+        attempts = turns.c.judge_attempts if counts else turns.c.judge_attempts - 1
         with self._database.write() as connection:
             connection.execute(
                 update(turns)
                 .where(turns.c.turn_id == turn_id, turns.c.state == TurnState.JUDGING.value)
-                .values(judge_lease_until=time.time() + retry_in_s)
+                .values(judge_lease_until=time.time() + retry_in_s, judge_attempts=attempts)
             )
-            count(connection, "judge_retries")
+            if counts:
+                count(connection, "judge_retries")
 
     def record_judgement(self, judgement: Judgement) -> None:
         """Keep a judgement; rollout turns it into a sample, or the turn is excluded."""
@@ -260,6 +279,21 @@ class TurnStore:
             found = {row["turn_id"]: judgement_from(row) for row in connection.execute(query).mappings()}
             rows = connection.execute(_turn_rows().where(turns.c.turn_id.in_(found))).mappings()
             return [(turn_from(row), found[row["turn_id"]]) for row in rows]
+
+    def exchange(self, turn_id: str) -> Exchange | None:
+        """A turn with what followed it: who brought its next state, and its latest judgement."""
+        latest = select(judgements).where(judgements.c.turn_id == turn_id).order_by(judgements.c.judgement_id.desc())
+        with self._database.read() as connection:
+            query = _turn_rows().where(turns.c.turn_id == turn_id)
+            row = connection.execute(query).mappings().first()
+            if row is None:
+                return None
+            judged = connection.execute(latest).mappings().first()
+            return Exchange(
+                turn=turn_from(row),
+                next_turn_id=row["next_turn_id"],
+                judgement=None if judged is None else judgement_from(judged),
+            )
 
     def judgements(self) -> list[Judgement]:
         """Every judgement, the oldest first."""

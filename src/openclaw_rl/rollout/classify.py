@@ -1,0 +1,73 @@
+"""Whether a served turn can be trained at all, decided before anybody waits for its feedback.
+
+One table of checks; the first that holds gives the reason. What is decided here needs nothing but the turn itself,
+so a turn that passes only lacks a next state and a judgement. Two things are known to the gateway alone, and it
+records such turns as excluded: that another version than the one in service was asked for by name, and that the
+engine's own count of tokens differs from the ids it sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from openclaw_rl.types import ExclusionReason, FinishReason, Turn, TurnType
+
+BASE_NAME = "base"
+"""The model name by which a client asks for the untrained base."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """`holds(turn, policy_name)` is true where the turn is excluded for `reason`."""
+
+    reason: ExclusionReason
+    holds: Callable[[Turn, str], bool]
+
+
+def _tokens_fail_for(reason: ExclusionReason) -> Check:
+    """A check that leaves the verdict on the tokens to `TokenRecord`, where samples are refused by the same rule."""
+    return Check(reason=reason, holds=lambda turn, _policy: turn.tokens.untrainable_reason() is reason)
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        reason=ExclusionReason.SIDE_TURN,
+        holds=lambda turn, _policy: turn.request.turn_type is TurnType.SIDE,
+    ),
+    Check(
+        reason=ExclusionReason.NOT_FROM_POLICY,
+        holds=lambda turn, policy: turn.request.model == BASE_NAME != policy,
+    ),
+    Check(
+        reason=ExclusionReason.AMBIGUOUS_PARENT,
+        holds=lambda turn, _policy: turn.request.ambiguous,
+    ),
+    # Before the checks of tokens: an answer that was cut off may have none, and this is the better reason.
+    Check(
+        reason=ExclusionReason.ABORTED,
+        holds=lambda turn, _policy: turn.finish_reason is FinishReason.ABORT,
+    ),
+    _tokens_fail_for(ExclusionReason.EMPTY_RESPONSE),
+    _tokens_fail_for(ExclusionReason.MISSING_TOKEN_IDS),
+    _tokens_fail_for(ExclusionReason.MISSING_LOGPROBS),
+    _tokens_fail_for(ExclusionReason.NONFINITE_LOGPROBS),
+    # At temperature 0 nothing was sampled: the likeliest token was taken, and a ratio of probabilities means nothing.
+    Check(
+        reason=ExclusionReason.GREEDY,
+        holds=lambda turn, _policy: turn.sampling.temperature == 0.0,
+    ),
+    # Under top-p the sampling distribution was cut and renormalised; the trainer's is not.
+    Check(
+        reason=ExclusionReason.TRUNCATED_SUPPORT,
+        holds=lambda turn, _policy: turn.sampling.top_p < 1.0,
+    ),
+)
+
+
+def exclusion_of(turn: Turn, *, policy_name: str) -> ExclusionReason | None:
+    """Why `turn` cannot be trained, or None if it may wait for its next state.
+
+    `policy_name` is the model name under which the serving policy answers (`model.served_name`).
+    """
+    return next((check.reason for check in CHECKS if check.holds(turn, policy_name)), None)

@@ -1,0 +1,136 @@
+"""The rollout loop: turns go from served to sampled or excluded.
+
+A pass is a list of named steps. Each step moves turns by single store transactions and keeps nothing in memory, so
+that the process may be killed anywhere, a pass may run twice, and the next pass always finds the right thing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+from openclaw_rl.config import Config
+from openclaw_rl.rollout.classify import exclusion_of
+from openclaw_rl.rollout.next_state import next_state_of
+from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
+from openclaw_rl.rollout.retries import RetrySearch, find_retry
+from openclaw_rl.rollout.samples import build_sample
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.types import ExclusionReason, Judgement, LoopName, Sample, Turn, TurnState
+
+logger = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 1.0
+"""Counting everything costs more than a pass with nothing to do; heartbeats are due each 2 s."""
+
+Step = Callable[[Store, Config, float], int]
+"""A step moves what it can at a time `now` and says how many turns (or sessions) it moved."""
+
+
+def classify_served(store: Store, config: Config, _now: float) -> int:
+    """`served` → `awaiting_next_state`, or `excluded` where the turn could never be trained."""
+    served = store.turns.in_state(TurnState.SERVED)
+    for turn in served:
+        reason = exclusion_of(turn, policy_name=config.model.served_name)
+        new = TurnState.AWAITING_NEXT_STATE if reason is None else TurnState.EXCLUDED
+        store.turns.move(turn.turn_id, new, reason=reason)
+    return len(served)
+
+
+def attach_next_states(store: Store, _config: Config, _now: float) -> int:
+    """`awaiting_next_state` → `judging` with the first feedback, even if the turn was excluded for lack of it."""
+    moved = 0
+    for turn_id, child in store.turns.with_next_request():
+        messages = next_state_of(child)
+        if messages is not None:
+            store.turns.set_next_state(turn_id, child.turn_id, messages)
+            moved += 1
+    return moved
+
+
+def end_idle_sessions(store: Store, config: Config, now: float) -> int:
+    """A session without a request for `rollout.idle_timeout_s` is over. A later request opens it again."""
+    return store.sessions.end_idle(now - config.rollout.idle_timeout_s)
+
+
+def close_unanswered(store: Store, _config: Config, _now: float) -> int:
+    """`awaiting_next_state` → `excluded` (no_next_state) where the session is over and nobody reacted."""
+    left = store.turns.awaiting_in_ended_sessions()
+    for turn_id in left:
+        store.turns.move(turn_id, TurnState.EXCLUDED, reason=ExclusionReason.NO_NEXT_STATE)
+    return len(left)
+
+
+def settle_judged(store: Store, config: Config, now: float) -> int:
+    """`judging` → `sampled` with a sample, or `excluded` with the reason why the judgement gives none."""
+    moved = 0
+    for turn, judgement in store.turns.judged():
+        search = _retry_of(store, config, turn, judgement)
+        if search.undecided:
+            continue
+        outcome = build_sample(turn, judgement, config.training.method, retry=search.demonstration, now=now)
+        if isinstance(outcome, Sample):
+            store.samples.add(outcome)
+        else:
+            store.turns.move(turn.turn_id, TurnState.EXCLUDED, reason=outcome)
+        moved += 1
+    return moved
+
+
+STEPS: Mapping[str, Step] = {
+    "classifying served turns": classify_served,
+    "attaching next states": attach_next_states,
+    "ending idle sessions": end_idle_sessions,
+    "closing unanswered turns": close_unanswered,
+    "settling judged turns": settle_judged,
+}
+"""One pass, in this order: a next state that is here is attached before its absence could exclude the turn."""
+
+
+def run_pass(store: Store, config: Config, now: float) -> dict[str, int]:
+    """Run every step once; how many each moved. All 0 means that there was nothing to do."""
+    return {name: step(store, config, now) for name, step in STEPS.items()}
+
+
+def run(config: Config, stop: threading.Event) -> None:
+    """Run passes each `rollout.poll_interval_s` until `stop` is set; report, and warn when nothing moves."""
+    store = Store.open(config.store_path)
+    reporter = LoopReporter(store, LoopName.ROLLOUT)
+    watch = StallWatch(config.rollout.warn_after_s, time.time())
+    reported_at = 0.0
+    try:
+        while not stop.is_set():
+            now = time.time()
+            moved = run_pass(store, config, now)
+            if any(moved.values()):
+                watch.moved(now)
+            if now - reported_at >= REPORT_INTERVAL_S:
+                _report(reporter, moved, _progress(store, config, now))
+                reported_at = now
+            stalled_s = watch.stalled_for(now)
+            if stalled_s is not None:
+                logger.warning("no progress for %.0f s: %s", stalled_s, _progress(store, config, now).sentence())
+            stop.wait(config.rollout.poll_interval_s)
+    finally:
+        store.close()
+
+
+def _retry_of(store: Store, config: Config, turn: Turn, judgement: Judgement) -> RetrySearch:
+    if not config.rollout.accepted_retry:
+        return RetrySearch()
+    return find_retry(turn, judgement, store.turns.exchange)
+
+
+def _progress(store: Store, config: Config, now: float) -> Progress:
+    return progress_of(store.status.counts(), store.samples.ready(), now, config.rollout)
+
+
+def _report(reporter: LoopReporter, moved: Mapping[str, int], progress: Progress) -> None:
+    busy = [name for name, number in moved.items() if number]
+    if busy:
+        reporter.working(", ".join(busy), **progress.details())
+    else:
+        reporter.waiting(progress.waiting_for(), **progress.details())

@@ -1,0 +1,79 @@
+"""A judged turn becomes a sample, or is excluded for a reason: the dispatch table of the methods.
+
+    what there is          binary_rl        opd              combine
+    score ≠ 0 and hint     reward           hint             reward and hint
+    hint only              excluded         hint             hint
+    score ≠ 0 only         reward           excluded         reward
+    neither                excluded         excluded         excluded
+
+Null is not zero: no score, a failed judge, a tie and a score of 0 are told apart by the reason, and none of them is
+ever a reward. A hint counts whatever became of the score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from openclaw_rl.types import (
+    ExclusionReason,
+    Judgement,
+    JudgementOutcome,
+    Method,
+    RetryDemonstration,
+    Sample,
+    Turn,
+)
+
+USES_REWARD = frozenset({Method.BINARY_RL, Method.COMBINE})
+USES_HINT = frozenset({Method.OPD, Method.COMBINE})
+
+REASON_WITHOUT_SIGNAL: Mapping[JudgementOutcome, ExclusionReason] = {
+    JudgementOutcome.SCORED: ExclusionReason.NO_SIGNAL,
+    JudgementOutcome.TIE: ExclusionReason.JUDGE_TIE,
+    JudgementOutcome.TOO_FEW_VALID: ExclusionReason.TOO_FEW_VALID_VOTES,
+    JudgementOutcome.FAILED: ExclusionReason.JUDGE_FAILED,
+}
+"""Why a judged turn without a signal is excluded. NO_SIGNAL: the judge answered, and the method has no use for it."""
+
+
+def reward_of(judgement: Judgement, method: Method) -> float | None:
+    """The reward that `method` takes from a judgement, in [-1, 1] without 0, or None: a score of 0 gives no term."""
+    if method not in USES_REWARD or not judgement.score:
+        return None
+    return judgement.score
+
+
+def hint_of(judgement: Judgement, method: Method) -> str | None:
+    """The hint that `method` takes from a judgement, whatever its outcome, or None."""
+    return judgement.hint if method in USES_HINT else None
+
+
+def build_sample(
+    turn: Turn, judgement: Judgement, method: Method, *, retry: RetryDemonstration | None = None, now: float
+) -> Sample | ExclusionReason:
+    """The sample that `turn` becomes by `judgement` under `method`, or the reason why it becomes none.
+
+    An accepted `retry` is a signal by itself. `now` (seconds since the epoch) is when the sample starts to wait.
+
+    Raises:
+        ValueError: if the judgement is of another turn, or the tokens cannot be trained (`classify` sees to that).
+    """
+    if judgement.turn_id != turn.turn_id:
+        raise ValueError(f"the judgement of turn {judgement.turn_id} says nothing about turn {turn.turn_id}")
+    reward = reward_of(judgement, method)
+    hint = hint_of(judgement, method)
+    if reward is None and hint is None and retry is None:
+        return REASON_WITHOUT_SIGNAL[judgement.outcome]
+    return Sample(
+        turn_id=turn.turn_id,
+        session_id=turn.request.session_id,
+        messages=turn.request.messages,
+        tools=turn.request.tools,
+        tokens=turn.tokens,
+        sampling=turn.sampling,
+        finish_reason=turn.finish_reason,
+        reward=reward,
+        hint=hint,
+        retry=retry,
+        created_at=now,
+    )

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from typing import Any
+
+from openclaw_rl.config import RolloutConfig
+from openclaw_rl.rollout.progress import StallWatch, progress_of
+from openclaw_rl.store.samples import ReadySamples
+from openclaw_rl.store.status import Counts
+
+CONFIG = RolloutConfig(batch_size=8, max_batch_wait_s=300.0)
+
+
+def _counts(**values: Any) -> Counts:
+    empty: dict[str, Any] = {
+        "sessions": 0,
+        "turns_by_state": {},
+        "turns_by_reason": {},
+        "judgements": 0,
+        "hints": 0,
+        "samples_by_state": {},
+        "counters": {},
+    }
+    return Counts(**{**empty, **values})
+
+
+def test_the_sentence_names_everything_that_is_missing() -> None:
+    counts = _counts(
+        turns_by_state={"awaiting_next_state": 3, "judging": 1, "excluded": 3},
+        turns_by_reason={"no_next_state": 1, "greedy": 2},
+    )
+    progress = progress_of(counts, ReadySamples(count=5, oldest_created_at=100.0), 141.0, CONFIG)
+    assert progress.sentence() == (
+        "3 turns wait for a next state, 1 is being judged; "
+        "5 of 8 samples; the oldest is 41 s old, due at 300 s; excluded: 2 greedy, 1 no_next_state"
+    )
+
+
+def test_the_sentence_of_an_empty_store() -> None:
+    progress = progress_of(_counts(), ReadySamples(count=0, oldest_created_at=None), 0.0, CONFIG)
+    assert progress.sentence() == (
+        "0 turns wait for a next state, 0 are being judged; 0 of 8 samples; excluded: none"
+    )
+    assert progress.waiting_for() == "requests from clients (0 of 8 samples)"
+
+
+def test_it_waits_for_the_loop_nearest_to_the_batch() -> None:
+    nothing, full = ReadySamples(count=0, oldest_created_at=None), ReadySamples(count=8, oldest_created_at=0.0)
+    both = _counts(turns_by_state={"awaiting_next_state": 1, "judging": 2})
+    one = _counts(turns_by_state={"awaiting_next_state": 1})
+    assert progress_of(both, full, 0.0, CONFIG).waiting_for().startswith("training to take the batch")
+    assert progress_of(both, nothing, 0.0, CONFIG).waiting_for().startswith("judging of 2 turns")
+    assert progress_of(one, nothing, 0.0, CONFIG).waiting_for().startswith("a next state for 1 turn (")
+
+
+def test_a_warning_comes_each_interval_and_counts_from_the_last_progress() -> None:
+    watch = StallWatch(30.0, now=0.0)
+    assert watch.stalled_for(29.9) is None
+    assert watch.stalled_for(30.0) == 30.0
+    assert watch.stalled_for(31.0) is None
+    assert watch.stalled_for(60.0) == 60.0
+    watch.moved(70.0)
+    assert watch.stalled_for(90.0) is None
+    assert watch.stalled_for(100.0) == 30.0

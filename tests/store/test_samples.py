@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+
+from openclaw_rl.store import Store
+from openclaw_rl.types import InvalidTransition, Sample, VersionState
+from tests.builders import state_of
+from tests.store.helpers import candidate, step_record, to_sample
+
+
+def test_samples_come_back_as_they_went_in_the_oldest_first(store: Store) -> None:
+    made = to_sample(store, "t1", "t2", "t3")
+    ready = store.samples.ready()
+    assert (ready.count, ready.oldest_created_at) == (3, 1000.0)
+    assert store.samples.claim(2, 60.0) == made[:2]
+    assert store.samples.claim(2, 60.0) == made[2:]
+    assert store.samples.claim(2, 60.0) == []
+    assert store.samples.ready().oldest_created_at is None
+
+
+def test_a_turn_becomes_a_sample_once(store: Store) -> None:
+    (sample,) = to_sample(store, "t1")
+    with pytest.raises(InvalidTransition):
+        store.samples.add(sample)
+    assert store.status.counts().counters["samples"] == 1
+
+
+def test_a_dead_trainers_claim_runs_out(store: Store) -> None:
+    to_sample(store, "t1")
+    assert len(store.samples.claim(1, lease_s=0.05)) == 1
+    assert store.samples.claim(1, lease_s=60.0) == []
+    time.sleep(0.1)
+    assert len(store.samples.claim(1, lease_s=60.0)) == 1
+    assert store.status.counts().counters["sample_leases_expired"] == 1
+
+
+def test_a_restarted_trainer_gets_its_predecessors_claims_at_once(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, lease_s=900.0)
+    assert store.samples.release_claims() == 2
+    assert store.samples.release_claims() == 0
+    assert len(store.samples.claim(2, lease_s=900.0)) == 2
+
+
+def test_a_step_is_committed_whole_and_repeating_it_changes_nothing(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, 60.0)
+    record, version = step_record(1, "t1", "t2"), candidate(1)
+    store.samples.commit_step(record, version)
+    before = store.status.counts()
+    store.samples.commit_step(record, version)
+    assert store.status.counts() == before
+    assert before.samples_by_state == {"trained": 2}
+    assert (before.counters["samples_trained"], before.counters["steps"]) == (2, 1)
+    assert store.samples.steps() == [record]
+    assert store.versions.get(1) == version
+
+
+def test_a_step_is_not_committed_again_with_other_samples(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, 60.0)
+    store.samples.commit_step(step_record(1, "t1"), candidate(1))
+    with pytest.raises(ValueError, match="other samples"):
+        store.samples.commit_step(step_record(1, "t2"), candidate(1))
+    assert store.status.counts().samples_by_state == {"trained": 1, "claimed": 1}
+
+
+def test_nothing_is_trained_twice(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, 60.0)
+    store.samples.commit_step(step_record(1, "t1"), candidate(1))
+    with pytest.raises(InvalidTransition):
+        store.samples.commit_step(step_record(2, "t2", "t1"), candidate(2))
+    assert store.status.counts().samples_by_state == {"trained": 1, "claimed": 1}, "t2 is not half-trained"
+    assert store.versions.get(2) is None
+    assert len(store.samples.steps()) == 1
+
+
+def test_a_step_needs_claims_samples_and_a_new_version(store: Store) -> None:
+    to_sample(store, "t1")
+    with pytest.raises(InvalidTransition):
+        store.samples.commit_step(step_record(1, "t1"), candidate(1))
+    store.samples.claim(1, 60.0)
+    with pytest.raises(KeyError, match="t9"):
+        store.samples.commit_step(step_record(1, "t1", "t9"), candidate(1))
+    with pytest.raises(IntegrityError):
+        store.samples.commit_step(step_record(1, "t1"), candidate(0))
+    assert store.status.counts().samples_by_state == {"claimed": 1}
+    assert store.samples.steps() == []
+
+
+def test_a_refused_step_spends_its_samples_with_a_counted_reason(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(1, 60.0)
+    store.samples.reject(["t1"], reason="nonfinite")
+    counts = store.status.counts()
+    assert counts.samples_by_state == {"rejected": 1, "ready": 1}
+    assert counts.counters["samples_rejected_nonfinite"] == 1
+    with pytest.raises(InvalidTransition):
+        store.samples.reject(["t2"], reason="nonfinite")
+
+
+def test_stale_samples_expire_and_are_counted(store: Store) -> None:
+    to_sample(store, "t1", "t2")  # drawn by version 0
+    assert store.samples.expire(before_version=0) == 0
+    store.samples.claim(1, 60.0)
+    assert store.samples.expire(before_version=1) == 1, "a claimed one is in a step already"
+    counts = store.status.counts()
+    assert counts.samples_by_state == {"claimed": 1, "expired": 1}
+    assert counts.counters["samples_expired_stale"] == 1
+
+
+def test_rewards_are_listed_whether_or_not_they_are_trained(store: Store) -> None:
+    made: list[Sample] = to_sample(store, "t1", "t2")
+    assert store.samples.trained_rewards() == [(sample.created_at, sample.reward) for sample in made]
+    assert state_of(store, "t1")[0].value == "sampled"
+
+
+def test_exactly_one_version_serves(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, 60.0)
+    assert store.versions.serving().version == 0
+    store.samples.commit_step(step_record(1, "t1"), candidate(1))
+    store.samples.commit_step(step_record(2, "t2"), candidate(2))
+    store.versions.serve(1)
+    store.versions.serve(1)
+    assert {v.version: v.state for v in store.versions.all()} == {
+        0: VersionState.RETIRED,
+        1: VersionState.SERVING,
+        2: VersionState.CANDIDATE,
+    }
+    store.versions.serve(0)  # a rollback
+    assert store.versions.serving().version == 0
+    store.versions.reject(2)
+    with pytest.raises(InvalidTransition):
+        store.versions.serve(2)
+    assert store.versions.serving().version == 0, "the version in service stays"
