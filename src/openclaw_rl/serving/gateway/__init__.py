@@ -1,1 +1,1 @@
-
+"""The HTTP gateway: what clients talk to."""

@@ -1,1 +1,1 @@
-
+"""Client dialects: bodies to requests, and answers to bodies. Pure."""

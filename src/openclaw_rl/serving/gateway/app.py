@@ -1,0 +1,193 @@
+"""The gateway's application: its routes, its background tasks, and OpenAI's error shape for everything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from openclaw_rl.config import Config
+from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.gateway import errors
+from openclaw_rl.serving.gateway.auth import KeyRing, Principal
+from openclaw_rl.serving.gateway.chat import ChatEndpoint, Load
+from openclaw_rl.serving.gateway.recorder import Recorder
+from openclaw_rl.serving.gateway.versions import STORE_ERRORS, VersionKeeper
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.types import LoopName
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Services:
+    """What the routes share."""
+
+    store: Store
+    keys: KeyRing
+    keeper: VersionKeeper
+    recorder: Recorder
+    load: Load
+    reporter: LoopReporter
+
+
+def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
+    """The gateway as an ASGI application. The caller closes `store` and `engine` after it has shut down."""
+    services = Services(
+        store=store,
+        keys=KeyRing(config.serving.api_keys),
+        keeper=VersionKeeper(store, engine, served_name=config.model.served_name),
+        recorder=Recorder(store),
+        load=Load(),
+        reporter=LoopReporter(store, LoopName.GATEWAY),
+    )
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(services.keeper.run()), asyncio.create_task(_heartbeat(services))]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await services.recorder.close()
+
+    # No schema pages: bodies are checked by the dialects, which FastAPI does not see.
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.services = services
+    chat = ChatEndpoint(config.serving, engine, services.keys, services.keeper, services.recorder, services.load)
+    app.router.routes.append(Route("/v1/chat/completions", endpoint=chat, methods=["POST"]))
+    _add_routes(app, services)
+    _add_error_shape(app)
+    return app
+
+
+def _add_routes(app: FastAPI, services: Services) -> None:
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return _json(200, {"status": "ok"})
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        return await _readiness(services)
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        _principal(services, request)
+        created = int(time.time())
+        data = [
+            {"id": name, "object": "model", "created": created, "owned_by": "openclaw-rl"}
+            for name in services.keeper.model_names()
+        ]
+        return _json(200, {"object": "list", "data": data})
+
+    @app.post("/v1/sessions/{session_id:path}/end")
+    async def end_session(session_id: str, request: Request) -> Response:
+        principal = _principal(services, request)
+        try:
+            known = await services.recorder.end_session(principal.key_id, session_id)
+        except STORE_ERRORS as error:
+            logger.error("a session was not ended (%s)", type(error).__name__)
+            raise errors.unavailable("The record cannot be written now.") from error
+        if not known:
+            raise errors.GatewayError(404, "This key has no such session.", code="session_not_found")
+        return _json(200, {"session_id": session_id, "ended": True})
+
+
+async def _readiness(services: Services) -> Response:
+    keeper = services.keeper
+    body: dict[str, object] = {
+        "ready": keeper.ready,
+        "waiting_for": keeper.problem or None,
+        "version": keeper.current,
+        "active_requests": services.load.active,
+        "turns_not_recorded": services.recorder.turns_not_recorded,
+    }
+    try:
+        loops = await asyncio.to_thread(services.store.status.loops)
+    except STORE_ERRORS as error:
+        body["loops"] = None
+        body["store_problem"] = type(error).__name__
+    else:
+        now = time.time()
+        body["loops"] = {
+            status.loop.value: {
+                "activity": status.activity,
+                "waiting_for": status.waiting_for,
+                "since": status.since,
+                "heartbeat_age_s": round(max(0.0, now - status.heartbeat_at), 3),
+            }
+            for status in loops
+        }
+    response = _json(200 if keeper.ready else 503, body)
+    if not keeper.ready:
+        response.headers["retry-after"] = str(errors.RETRY_AFTER_S)
+    return response
+
+
+async def _heartbeat(services: Services) -> None:
+    """Tell the record what the gateway does, apart from the keeper, which may wait for the engine."""
+    while True:
+        load, recorder, keeper = services.load, services.recorder, services.keeper
+        details = {
+            "active": load.active,
+            "answered": load.answered,
+            "version": keeper.current,
+            "turns_not_recorded": recorder.turns_not_recorded,
+        }
+        try:
+            if keeper.ready:
+                await asyncio.to_thread(services.reporter.working, "serving", **details)
+            else:
+                await asyncio.to_thread(services.reporter.waiting, keeper.problem, **details)
+        except STORE_ERRORS as error:
+            logger.warning("the gateway's heartbeat was not written (%s)", type(error).__name__)
+        await asyncio.sleep(HEARTBEAT_S)
+
+
+def _principal(services: Services, request: Request) -> Principal:
+    authorization = request.headers.get("authorization")
+    return services.keys.principal(None if authorization is None else authorization.encode("latin-1"))
+
+
+def _add_error_shape(app: FastAPI) -> None:
+    async def ours(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, errors.GatewayError)
+        return Response(error.body(), error.status, dict(error.headers), "application/json")
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        messages = {
+            404: f"There is no {request.method} {request.url.path}.",
+            405: f"{request.url.path} does not take {request.method}.",
+        }
+        codes = {404: "unknown_url", 405: "method_not_allowed"}
+        message = messages.get(error.status_code, str(error.detail))
+        body = errors.error_body(error.status_code, message, code=codes.get(error.status_code, "http_error"))
+        return Response(body, error.status_code, dict(error.headers or {}), "application/json")
+
+    async def fault(_request: Request, _error: Exception) -> Response:
+        error = errors.internal()
+        return Response(error.body(), error.status, media_type="application/json")
+
+    app.add_exception_handler(errors.GatewayError, ours)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, fault)
+
+
+def _json(status: int, body: object) -> Response:
+    return Response(json.dumps(body), status, media_type="application/json")

@@ -1,0 +1,340 @@
+"""`POST /v1/chat/completions`: one exchange from its bytes to its last chunk, as a list of steps.
+
+A plain ASGI application, because it has to see the client leave while an answer is generated, streamed or not:
+then the generation is cancelled and the request is recorded as cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import traceback
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field
+
+from starlette.types import Receive, Scope, Send
+
+from openclaw_rl.config import ServingConfig
+from openclaw_rl.serving.engines.protocol import (
+    ChatEvent,
+    ChatRequest,
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    Finished,
+    TokensDrawn,
+    UnknownVersion,
+)
+from openclaw_rl.serving.gateway import errors
+from openclaw_rl.serving.gateway.answer import AnswerInProgress
+from openclaw_rl.serving.gateway.auth import KeyRing
+from openclaw_rl.serving.gateway.dialects import openai_chat
+from openclaw_rl.serving.gateway.intake import Asked, read_request
+from openclaw_rl.serving.gateway.recorder import Arrival, Opened, Recorder, new_id
+from openclaw_rl.serving.gateway.versions import VersionKeeper, version_name
+from openclaw_rl.serving.gateway.wire import ClientGone, Outlet
+from openclaw_rl.types import ExclusionReason, Turn, TurnState
+
+logger = logging.getLogger(__name__)
+
+ENGINE_RETRY_S = 0.1
+TELL_TIMEOUT_S = 5.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Exchange:
+    """One request on its way; what is known of it grows step by step."""
+
+    asked: Asked
+    outlet: Outlet
+    turn_id: str
+    created_at: float
+    answer: AnswerInProgress = field(default_factory=AnswerInProgress)
+    opened: Opened | None = None
+    version: int = 0
+    client_gone: bool = False
+
+
+@dataclass(kw_only=True, slots=True)
+class Load:
+    """How many requests are being served, and how many were answered since the start."""
+
+    active: int = 0
+    answered: int = 0
+
+
+class ChatEndpoint:
+    """The handler; one for the life of the gateway."""
+
+    def __init__(
+        self,
+        config: ServingConfig,
+        engine: Engine,
+        keys: KeyRing,
+        keeper: VersionKeeper,
+        recorder: Recorder,
+        load: Load,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._keys = keys
+        self._keeper = keeper
+        self._recorder = recorder
+        self._load = load
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        outlet = Outlet(send)
+        try:
+            exchange = await self._accept(scope, receive, outlet)
+            with self._slot():
+                await self._while_client_listens(exchange, receive)
+        except ClientGone:
+            return
+        except errors.GatewayError as error:  # refused before it was accepted
+            await self._tell(outlet, error)
+
+    # --- accepting -----------------------------------------------------------------------------------------
+
+    async def _accept(self, scope: Scope, receive: Receive, outlet: Outlet) -> Exchange:
+        asked = await read_request(scope, receive, self._keys, default_max_tokens=self._config.default_max_tokens)
+        capabilities = self._engine.capabilities
+        if asked.chat.tools and not capabilities.tools:
+            raise errors.bad_request("tools", "This engine has no tools.", code="unsupported_parameter")
+        if asked.chat.logprobs and not capabilities.logprobs:
+            raise errors.bad_request("logprobs", "This engine has no logprobs.", code="unsupported_parameter")
+        self._keeper.check_name(asked.chat.model)
+        return Exchange(asked=asked, outlet=outlet, turn_id=new_id(), created_at=time.time())
+
+    @contextlib.contextmanager
+    def _slot(self) -> Iterator[None]:
+        if self._load.active >= self._config.max_queue:
+            raise errors.busy(self._load.active)
+        self._load.active += 1
+        try:
+            yield
+        finally:
+            self._load.active -= 1
+
+    async def _while_client_listens(self, exchange: Exchange, receive: Receive) -> None:
+        """Serve the exchange; cancel that when the client leaves or the gateway stops."""
+        work = asyncio.create_task(self._serve(exchange))
+        leaving = asyncio.create_task(_disconnected(receive))
+        try:
+            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if exchange.outlet.done:  # a complete answer looks like a client that left
+                await asyncio.wait({work})
+            exchange.client_gone = not work.done()
+        finally:
+            leaving.cancel()
+            work.cancel()
+            await asyncio.gather(work, leaving, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+
+    # --- serving -------------------------------------------------------------------------------------------
+
+    async def _serve(self, exchange: Exchange) -> None:
+        """The steps of one answer, and what each way of failing means for client and record."""
+        try:
+            async with asyncio.timeout(self._config.request_timeout_s):
+                await self._record_request(exchange)
+                events = await self._ask(exchange)
+                async with contextlib.aclosing(events):
+                    await self._relay(exchange, events)
+            self._load.answered += 1
+        except asyncio.CancelledError:
+            status, code = ("cancelled", "client_gone") if exchange.client_gone else ("failed", "gateway_stopped")
+            await self._record_failure(exchange, status, code)
+            raise
+        except ClientGone:  # noticed while sending
+            await self._record_failure(exchange, "cancelled", "client_gone")
+        except TimeoutError:
+            await self._fail(exchange, errors.timed_out(self._config.request_timeout_s))
+        except EngineError as error:
+            if isinstance(error, EngineUnavailable):  # lost in the middle of an answer
+                self._keeper.suspect(f"the engine was lost ({error.code})")
+            await self._fail(exchange, errors.from_engine(error))
+        except errors.GatewayError as error:
+            await self._fail(exchange, error)
+        except Exception as error:  # noqa: BLE001 - the client must get an answer; logged without content
+            frames = "".join(traceback.format_tb(error.__traceback__))
+            logger.error("turn %s: %s\n%s", exchange.turn_id, type(error).__name__, frames)
+            await self._fail(exchange, errors.internal())
+
+    async def _record_request(self, exchange: Exchange) -> None:
+        """Record the arrival, before the engine is asked: it may be the next state of the turn before it."""
+        asked = exchange.asked
+        if asked.record:
+            exchange.opened = await self._recorder.open(
+                Arrival(
+                    turn_id=exchange.turn_id,
+                    key_id=asked.principal.key_id,
+                    client_session_id=asked.session_id,
+                    turn_type=asked.turn_type,
+                    messages=asked.chat.messages,
+                    tools=asked.chat.tools,
+                    session_done=asked.session_done,
+                    model=asked.chat.model,
+                    created_at=exchange.created_at,
+                )
+            )
+        ours = exchange.opened.request.session_id if exchange.opened else new_id()
+        exchange.outlet.identify(session_id=asked.session_id or ours, turn_id=exchange.turn_id)
+
+    async def _ask(self, exchange: Exchange) -> _Events:
+        """Start the generation; wait for an engine that is away, for a while. Returns after its first event."""
+        deadline = time.monotonic() + self._config.engine_wait_s
+        chat = exchange.asked.chat
+        while True:
+            exchange.version = await self._keeper.route(chat.model, deadline=deadline)
+            request = ChatRequest(
+                request_id=exchange.turn_id,
+                messages=chat.messages,
+                tools=chat.tools,
+                sampling=chat.sampling,
+                version=exchange.version,
+            )
+            stream = self._engine.chat(request)
+            try:
+                first = await anext(stream, None)
+            except (EngineUnavailable, UnknownVersion) as error:
+                if isinstance(error, UnknownVersion) and not self._keeper.is_policy(chat.model, exchange.version):
+                    raise
+                self._keeper.suspect(f"the engine was lost ({error.code})")
+                if time.monotonic() >= deadline:
+                    raise errors.unavailable("The engine cannot be reached.") from error
+                await asyncio.sleep(ENGINE_RETRY_S)
+                continue
+            if first is None:
+                raise EngineError("the engine sent nothing")
+            exchange.outlet.identify(version=exchange.version)
+            return _Events(first=first, rest=stream)
+
+    # --- relaying ------------------------------------------------------------------------------------------
+
+    async def _relay(self, exchange: Exchange, events: _Events) -> None:
+        chat, outlet = exchange.asked.chat, exchange.outlet
+        head = openai_chat.Head(
+            turn_id=exchange.turn_id,
+            created=int(exchange.created_at),
+            model=chat.model,
+            version=version_name(exchange.version),
+        )
+        if chat.stream:
+            await outlet.start_stream()
+            role = {"role": "assistant", "content": "", "refusal": None}
+            await outlet.send_event(openai_chat.render_chunk(head, role, include_usage=chat.include_usage))
+        async for event in events:
+            exchange.answer.add(event)
+            if chat.stream and isinstance(event, TokensDrawn):
+                await _send_tokens(outlet, head, chat, event)
+        finished = exchange.answer.finished
+        if finished is None:
+            raise EngineError("the engine stopped without a last event")
+        await self._record_turn(exchange, finished)
+        await _send_end(exchange, head, finished)
+
+    async def _record_turn(self, exchange: Exchange, finished: Finished) -> None:
+        """Commit the turn; the client sees the end of its answer only after this."""
+        if exchange.opened is None:
+            return
+        reason = self._known_exclusion(exchange)
+        turn = Turn(
+            request=exchange.opened.request,
+            answer=exchange.answer.message(),
+            tokens=exchange.answer.tokens(),
+            sampling=exchange.asked.chat.sampling,
+            finish_reason=finished.finish_reason,
+            state=TurnState.SERVED if reason is None else TurnState.EXCLUDED,
+            reason=reason,
+            served_at=time.time(),
+        )
+        await self._recorder.turn(turn, exchange.opened)
+
+    def _known_exclusion(self, exchange: Exchange) -> ExclusionReason | None:
+        """What only the gateway can know of a turn: who answered it, and what the engine counted."""
+        if not self._keeper.is_policy(exchange.asked.chat.model, exchange.version):
+            return ExclusionReason.NOT_FROM_POLICY
+        return exchange.answer.count_mismatch()
+
+    # --- failing -------------------------------------------------------------------------------------------
+
+    async def _fail(self, exchange: Exchange, error: errors.GatewayError) -> None:
+        """Record the failure, then tell the client: as a status, or as an event where the stream has begun."""
+        await self._record_failure(exchange, "failed", error.code)
+        await self._tell(exchange.outlet, error)
+
+    async def _tell(self, outlet: Outlet, error: errors.GatewayError) -> None:
+        """Send an error to a client that may have left, or that may not be reading."""
+        with contextlib.suppress(ClientGone, TimeoutError):
+            async with asyncio.timeout(TELL_TIMEOUT_S):
+                await outlet.send_error(error)
+
+    async def _record_failure(self, exchange: Exchange, status: str, code: str) -> None:
+        if exchange.asked.record:
+            await self._recorder.failure(exchange.turn_id, status=status, error=code)
+
+
+class _Events:
+    """An engine's stream whose first event was already taken."""
+
+    def __init__(self, *, first: ChatEvent, rest: AsyncIterator[ChatEvent]) -> None:
+        self._first: ChatEvent | None = first
+        self._rest = rest
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> ChatEvent:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        return await anext(self._rest)
+
+    async def aclose(self) -> None:
+        """Close the engine's stream, which cancels a generation that has not ended."""
+        close = getattr(self._rest, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _send_tokens(
+    outlet: Outlet, head: openai_chat.Head, chat: openai_chat.ParsedChat, event: TokensDrawn
+) -> None:
+    """One chunk for one event; none where there is nothing to show."""
+    if not (event.text or event.tool_calls or (chat.logprobs and event.ids)):
+        return
+    delta: dict[str, object] = {}
+    if event.text or not event.tool_calls:
+        delta["content"] = event.text
+    if event.tool_calls:
+        delta["tool_calls"] = list(event.tool_calls)
+    logprobs = openai_chat.render_logprobs(event.ids, event.logprobs) if chat.logprobs else None
+    await outlet.send_event(
+        openai_chat.render_chunk(head, delta, include_usage=chat.include_usage, logprobs=logprobs)
+    )
+
+
+async def _send_end(exchange: Exchange, head: openai_chat.Head, finished: Finished) -> None:
+    chat, outlet, answer = exchange.asked.chat, exchange.outlet, exchange.answer
+    usage = openai_chat.Usage(prompt_tokens=finished.prompt_tokens, completion_tokens=finished.completion_tokens)
+    reason = finished.finish_reason
+    if not chat.stream:
+        logprobs = openai_chat.render_logprobs(answer.ids, answer.logprobs) if chat.logprobs else None
+        body = openai_chat.render_completion(
+            head, answer.message(), finish_reason=reason, usage=usage, logprobs=logprobs
+        )
+        await outlet.send_json(200, body)
+        return
+    last = openai_chat.render_chunk(head, {}, finish_reason=reason, include_usage=chat.include_usage)
+    if chat.include_usage:
+        last += openai_chat.render_chunk(head, None, usage=usage, include_usage=True)
+    await outlet.end_stream(last + openai_chat.DONE)

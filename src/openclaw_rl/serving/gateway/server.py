@@ -1,0 +1,89 @@
+"""The gateway as a process: uvicorn with uvloop and httptools, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+
+import uvicorn
+import uvloop
+
+from openclaw_rl.config import Config
+from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.gateway.app import create_app
+from openclaw_rl.store import Store
+
+logger = logging.getLogger(__name__)
+
+_STOP_POLL_S = 0.1
+_SHARE_OF_SHUTDOWN = 0.6  # of supervisor.shutdown_timeout_s, so that closing has time left
+
+
+class GatewayServer(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the process has one stop event for everything."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to `supervision.process.stop_event`."""
+        yield
+
+
+def run(config: Config, stop: threading.Event) -> None:
+    """Serve until `stop` is set; answers that are being given then may end, within the shutdown time."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(config, stop))
+
+
+async def _serve(config: Config, stop: threading.Event) -> None:
+    store = await asyncio.to_thread(Store.open, config.store_path)
+    failed = await asyncio.to_thread(store.turns.fail_open, error="gateway_killed")
+    if failed:
+        logger.warning("%d requests were open when the gateway before this one ended; they failed", failed)
+    engine = EmbeddedEngine.from_config(config)
+    try:
+        await serve(config, store, engine, stop)
+    finally:
+        await engine.close()
+        await asyncio.to_thread(store.close)
+
+
+async def serve(config: Config, store: Store, engine: Engine, stop: threading.Event) -> None:
+    """Serve `engine` and `store` on the configured address until `stop` is set.
+
+    Raises:
+        RuntimeError: if the address cannot be bound, or the application does not start.
+    """
+    server = GatewayServer(
+        uvicorn.Config(
+            create_app(config, store, engine),
+            host=config.serving.host,
+            port=config.serving.port,
+            loop="uvloop",
+            http="httptools",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=max(1, int(config.supervisor.shutdown_timeout_s * _SHARE_OF_SHUTDOWN)),
+        )
+    )
+    watcher = asyncio.create_task(_stop_when_set(server, stop))
+    try:
+        await server.serve()
+    except SystemExit as error:  # uvicorn's way to say that it cannot bind
+        raise RuntimeError(f"cannot serve on {config.serving.host}:{config.serving.port}") from error
+    finally:
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+    if not server.started:
+        raise RuntimeError("the gateway did not start")
+
+
+async def _stop_when_set(server: uvicorn.Server, stop: threading.Event) -> None:
+    while not stop.is_set():  # noqa: ASYNC110 - set by a signal handler, outside any event loop
+        await asyncio.sleep(_STOP_POLL_S)
+    server.should_exit = True

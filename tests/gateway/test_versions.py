@@ -1,0 +1,179 @@
+"""Which version answers: the newest that serves and is loaded, through publishes and engine restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.serving.gateway.errors import GatewayError
+from openclaw_rl.serving.gateway.versions import VersionKeeper
+from openclaw_rl.store import Store
+from openclaw_rl.store.schema import versions
+from openclaw_rl.types import ExclusionReason
+from tests.gateway.conftest import USER, Gateway, running, wait_until
+from tests.gateway.fake_engine import FakeEngine, Said
+
+
+def publish(store: Store, version: int) -> None:
+    """Put a version into service as the trainer does, without a step behind it."""
+    with store._database.write() as connection:
+        connection.execute(
+            versions.insert().values(
+                version=version, state="candidate", state_since=1.0, path=f"/v{version}", step=version, created_at=1.0
+            )
+        )
+    store.versions.serve(version)
+
+
+def ask(gateway: Gateway, model: str = "policy") -> tuple[str, Any]:
+    response = gateway.post({"model": model, "messages": [USER]})
+    assert response.status_code == 200, response.text
+    return response.headers["x-policy-version"], response
+
+
+def test_new_version_answers_once_it_serves(gateway: Gateway) -> None:
+    assert ask(gateway)[0] == "0"
+    gateway.engine.loaded.add(1)
+    publish(gateway.store, 1)
+    wait_until(lambda: ask(gateway)[0] == "1")
+    answer = ask(gateway)[1].json()
+    assert answer["system_fingerprint"] == "policy-v1"
+    turn = gateway.turn(answer["id"])
+    assert (turn.reason, set(turn.tokens.versions)) == (None, {1})
+    assert "policy-v1" in [model.id for model in gateway.client().models.list()]
+
+
+def test_version_that_is_not_loaded_is_loaded_first(gateway: Gateway) -> None:
+    publish(gateway.store, 3)
+    wait_until(lambda: ask(gateway)[0] == "3")
+    assert gateway.engine.loads == [3]
+
+
+def test_version_that_cannot_be_loaded_leaves_the_one_before(gateway: Gateway) -> None:
+    gateway.engine.refuse_load = True
+    publish(gateway.store, 1)
+    time.sleep(0.4)
+    assert ask(gateway)[0] == "0"
+    gateway.engine.refuse_load = False
+    wait_until(lambda: ask(gateway)[0] == "1")
+
+
+def test_older_version_by_name_is_served_not_trained(gateway: Gateway) -> None:
+    gateway.engine.loaded.update({1, 2})
+    publish(gateway.store, 1)
+    publish(gateway.store, 2)
+    wait_until(lambda: ask(gateway)[0] == "2")
+    version, response = ask(gateway, "policy-v1")
+    assert version == "1"
+    assert gateway.turn(response.json()["id"]).reason is ExclusionReason.NOT_FROM_POLICY
+    _, response = ask(gateway, "policy-v2")
+    assert gateway.turn(response.json()["id"]).reason is None
+    assert gateway.post({"model": "policy-v9", "messages": [USER]}).status_code == 404
+
+
+def test_request_in_flight_finishes_on_its_version(tmp_path: Path) -> None:
+    engine = FakeEngine(say=lambda _: Said(text=" ".join("abcdefghij"), pause_s=0.08), loaded={1})
+    with running(tmp_path / "run", engine) as gateway:
+        with gateway.http.stream(
+            "POST", "/v1/chat/completions", json={"model": "policy", "messages": [USER], "stream": True}
+        ) as response:
+            publish(gateway.store, 1)
+            text = "".join(response.iter_text())
+        assert "[DONE]" in text
+        assert set(gateway.turn(response.headers["x-turn-id"]).tokens.versions) == {0}
+        wait_until(lambda: gateway.http.get("/readyz").json()["version"] == 1)
+
+
+def test_no_request_is_refused_while_versions_are_published(gateway: Gateway) -> None:
+    stop = threading.Event()
+    seen: list[str] = []
+
+    def talk() -> None:
+        client = gateway.client()
+        while not stop.is_set():
+            raw = client.chat.completions.with_raw_response.create(model="policy", messages=[USER])
+            seen.append(raw.headers["x-policy-version"])
+
+    thread = threading.Thread(target=talk)
+    thread.start()
+    for version in range(1, 5):
+        gateway.engine.loaded.add(version)
+        publish(gateway.store, version)
+        wait_until(lambda wanted=str(version): wanted in seen)  # type: ignore[misc]
+    stop.set()
+    thread.join(20)
+    assert seen == sorted(seen)
+    assert set(seen) == {"0", "1", "2", "3", "4"} or set(seen) == {"1", "2", "3", "4"}
+
+
+def test_engine_restart_reloads_before_it_routes(gateway: Gateway) -> None:
+    gateway.engine.loaded.add(1)
+    publish(gateway.store, 1)
+    wait_until(lambda: ask(gateway)[0] == "1")
+    gateway.engine.restart()
+    assert ask(gateway)[0] == "1"  # at once: it waits, it is not refused
+    assert gateway.engine.loads == [1]
+
+
+class TestKeeperAlone:
+    """The keeper without its background task, one look at a time."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Any:
+        store = Store.open(tmp_path / "store.sqlite")
+        yield store
+        store.close()
+
+    def test_not_ready_until_it_looked(self, store: Store) -> None:
+        async def scenario() -> None:
+            keeper = VersionKeeper(store, FakeEngine(), served_name="policy")
+            assert not keeper.ready
+            with pytest.raises(GatewayError) as caught:
+                await keeper.route("policy", deadline=time.monotonic() + 0.05)
+            assert caught.value.status == 503
+            await keeper.refresh()
+            assert keeper.ready
+            assert await keeper.route("policy", deadline=0.0) == 0
+
+        asyncio.run(scenario())
+
+    def test_one_missed_health_check_is_not_an_outage(self, store: Store) -> None:
+        async def scenario() -> None:
+            now = [0.0]
+            engine = FakeEngine()
+            keeper = VersionKeeper(store, engine, served_name="policy", clock=lambda: now[0])
+            await keeper.refresh()
+            engine.down = True
+            now[0] = 1.5
+            await keeper.refresh()
+            assert keeper.ready
+            now[0] = 3.0
+            await keeper.refresh()
+            assert not keeper.ready
+            assert "does not answer" in keeper.problem
+            engine.down = False
+            now[0] = 4.5
+            await keeper.refresh()
+            assert keeper.ready
+            assert keeper.problem == ""
+
+        asyncio.run(scenario())
+
+    def test_suspicion_stops_routing_until_the_next_look(self, store: Store) -> None:
+        async def scenario() -> None:
+            keeper = VersionKeeper(store, FakeEngine(), served_name="policy")
+            await keeper.refresh()
+            keeper.suspect("it hung up")
+            assert keeper.problem == "it hung up"
+            waiting = asyncio.create_task(keeper.route("base", deadline=time.monotonic() + 5))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            await keeper.refresh()
+            assert await waiting == 0
+
+        asyncio.run(scenario())

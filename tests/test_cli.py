@@ -1,0 +1,145 @@
+"""The commands, as a person types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl import __version__
+from openclaw_rl.cli import main
+from openclaw_rl.cli_chat import version_name
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import from_tree, resolve
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("OPENCLAW_RL_") or name == "PRM_M"]:
+        monkeypatch.delenv(name)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("openclaw-rl: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.strip()
+
+
+def resolved(capsys: pytest.CaptureFixture[str], *argv: str) -> Config:
+    assert main(argv) == 0
+    return resolve(from_tree(tomllib.loads(capsys.readouterr().out), "printed")).config
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["version"]) == 0
+    assert capsys.readouterr().out == f"openclaw-rl {__version__}\n"
+
+
+def test_dry_run_prints_the_tree_and_starts_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert resolved(capsys, "up", "--dry-run") == Config()
+    flags = [
+        "--training.lr=1e-4",
+        "combine",
+        "--dry-run",
+        "--training.weight-decay",
+        "0.5",
+        "--set",
+        "rollout.batch_size=2",
+    ]
+    config = resolved(capsys, "up", *flags)
+    assert (config.training.lr, config.training.weight_decay, config.rollout.batch_size) == (1e-4, 0.5, 2)
+    assert config.training.method == "combine"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_by_path_and_one_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[training]\nlr = 0.5\n")
+    assert resolved(capsys, "up", "mine.toml", "--dry-run").training.lr == 0.5
+    message = refused(capsys, "up", "nowhere")
+    assert "no such recipe: nowhere; there are binary_rl, combine" in message
+
+
+@pytest.mark.parametrize("method", ["combine", "binary_rl", "opd"])
+def test_the_demo_takes_the_recipe_of_its_method(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, method: str
+) -> None:
+    config = resolved(capsys, "demo", "--dry-run", "--method", method, "--seed", "5", "--lora-rank", "2")
+    assert (config.training.method.value, config.training.seed, config.training.lora.rank) == (method, 5, 2)
+    assert config.serving.port == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_refuses_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "terse" in refused(capsys, "demo", "--preference", "rude", "--dry-run")
+    assert "interactions" in refused(capsys, "demo", "--interactions", "0", "--dry-run")
+
+
+@pytest.mark.parametrize(
+    ("argv", "nearest"),
+    [
+        (["up", "--trainng.lr", "1"], "--training.lr"),
+        (["up", "--lrr", "1"], "--lr"),
+        (["up", "--training.learning_rate", "1"], "--training.lr"),
+        (["status", "--josn"], "--json"),
+        (["chat", "--rundir", "x"], "--run-dir"),
+        (["--verison"], "--version"),
+    ],
+)
+def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str], argv: list[str], nearest: str) -> None:
+    assert refused(capsys, *argv).endswith(f"the nearest valid name is {nearest}")
+
+
+def test_a_flag_of_the_system_before_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "LoRA is always on" in refused(capsys, "up", "--use-lora")
+    assert "embedded and scripted" in refused(capsys, "up", "--backend", "sglang", "--dry-run")
+
+
+def test_misuse_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "expected one argument" in refused(capsys, "up", "--port")
+    assert "invalid choice" in refused(capsys, "serve")
+    assert "required" in refused(capsys)
+    assert "not valid TOML" in refused(capsys, "up", write("x = "))
+
+
+def write(text: str) -> str:
+    Path("broken.toml").write_text(text)
+    return "broken.toml"
+
+
+def test_an_unknown_variable_stops_every_command(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENCLAW_RL_SERVING__PROT", "1")
+    assert refused(capsys, "up", "--dry-run").endswith("OPENCLAW_RL_SERVING__PORT")
+    assert refused(capsys, "status").endswith("OPENCLAW_RL_SERVING__PORT")
+
+
+def test_status_and_chat_where_nothing_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["status"]) == 1
+    assert capsys.readouterr().out.startswith("no deployment in ./openclaw-run: start one with")
+    assert main(["status", "--json", "--run-dir", "other"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["running"], report["run_dir"], report["loops"]) == (False, "other", [])
+    assert main(["chat"]) == 1
+    assert "no deployment in openclaw-run: start one with" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_options_lists_every_flag_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options"]) == 0
+    listed = capsys.readouterr().out
+    assert "--training.lora.rank (int, at least 1)" in listed
+    assert "--serving.port (int, 0 to 65535)\n    0 takes a free port; `status` names it.\n" in listed
+
+
+def test_version_names_from_either_form() -> None:
+    assert [version_name(header) for header in ("0", "12", "policy-v3", "base")] == [
+        "base", "policy-v12", "policy-v3", "base",
+    ]  # fmt: skip

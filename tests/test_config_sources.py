@@ -1,0 +1,269 @@
+"""Where the configuration comes from, who wins, and what people are told when they mistype."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.config import ApiKey, Config, JudgeConfig, LoraConfig, ModelConfig, ServingConfig, TrainingConfig
+from openclaw_rl.config_render import HIDDEN, TABLE_BEGIN, plain, to_toml, with_tables, write_private_json
+from openclaw_rl.config_sources import (
+    FLAG_ALIASES,
+    ConfigError,
+    from_environment,
+    from_flags,
+    from_toml,
+    from_tree,
+    load,
+    load_json,
+    options,
+    resolve,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text("run_dir = 'here'\n[training]\nlr = 0.5\nseed = 1\n[training.lora]\nrank = 3\n")
+    return path
+
+
+def error_of(settings: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        resolve(settings())
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# --- precedence --------------------------------------------------------------------------------------------
+
+
+def test_defaults_then_recipe_then_environment_then_flags(recipe: Path) -> None:
+    environ = {"OPENCLAW_RL_TRAINING__LR": "0.25", "OPENCLAW_RL_TRAINING__LORA__RANK": "5"}
+    resolved = load(recipe, environ, [("--training.lr", "0.125")])
+    training = resolved.config.training
+    assert (training.lr, training.lora.rank, training.seed, training.adam_beta1) == (0.125, 5, 1, 0.9)
+    assert resolved.config.run_dir == Path("here")
+    assert resolved.origins == {
+        "run_dir": str(recipe),
+        "training.lr": "--training.lr",
+        "training.seed": str(recipe),
+        "training.lora.rank": "OPENCLAW_RL_TRAINING__LORA__RANK",
+    }
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert load(None, {"PATH": "/bin"}).config == Config()
+
+
+def test_a_variable_of_ours_wins_over_its_other_name() -> None:
+    assert load(None, {"PRM_M": "5"}).config.judge.votes == 5
+    assert load(None, {"PRM_M": "5", "OPENCLAW_RL_JUDGE__VOTES": "7"}).config.judge.votes == 7
+    assert load(None, {"OPENCLAW_RL_LOG_LEVEL": "DEBUG"}).config == Config()
+
+
+def test_the_last_flag_wins() -> None:
+    flags = [("--lr", "1e-4"), ("--set", "training.lr=2e-4"), ("--training.lora.rank", "2"), ("--lora-rank", "4")]
+    config = load(None, {}, flags).config
+    assert (config.training.lr, config.training.lora.rank) == (2e-4, 4)
+
+
+FAMILIAR_FLAGS = [
+    ("--model-path", "/models/x", lambda c: c.model.path, "/models/x"),
+    ("--port", "0", lambda c: c.serving.port, 0),
+    ("--host", "localhost", lambda c: c.serving.host, "localhost"),
+    ("--lr", "1e-6", lambda c: c.training.lr, 1e-6),
+    ("--weight-decay", "0.01", lambda c: c.training.weight_decay, 0.01),
+    ("--adam-beta1", "0.8", lambda c: c.training.adam_beta1, 0.8),
+    ("--adam-beta2", "0.999", lambda c: c.training.adam_beta2, 0.999),
+    ("--lora-rank", "64", lambda c: c.training.lora.rank, 64),
+    ("--lora-alpha", "128", lambda c: c.training.lora.alpha, 128.0),
+    ("--lora-dropout", "0.05", lambda c: c.training.lora.dropout, 0.05),
+    ("--lora-target-modules", "q_proj, v_proj", lambda c: c.training.lora.target_modules, ("q_proj", "v_proj")),
+    ("--rollout-batch-size", "64", lambda c: c.rollout.batch_size, 64),
+    ("--majority-vote-n", "5", lambda c: c.judge.votes, 5),
+    ("--majority-vote-threshold", "0.6", lambda c: c.judge.vote_threshold, 0.6),
+    ("--num-judge-workers", "4", lambda c: c.judge.workers, 4),
+    ("--run-dir", "a", lambda c: c.run_dir, Path("a")),
+    ("--save-dir", "b", lambda c: c.run_dir, Path("b")),
+    ("--method", "opd", lambda c: c.training.method, "opd"),
+    ("--backend", "embedded", lambda c: c.engine.kind, "embedded"),
+]
+
+
+@pytest.mark.parametrize(("flag", "text", "look", "value"), FAMILIAR_FLAGS)
+def test_familiar_flags(flag: str, text: str, look: Any, value: Any) -> None:
+    assert look(load(None, {}, [(flag, text)]).config) == value
+
+
+def test_every_familiar_flag_names_a_key_and_is_tested() -> None:
+    assert set(FLAG_ALIASES.values()) <= {option.key for option in options()}
+    assert set(FLAG_ALIASES) == {flag for flag, *_ in FAMILIAR_FLAGS}
+
+
+def test_every_leaf_has_a_variable_and_a_flag_of_its_own() -> None:
+    everything = options()
+    assert len({option.variable for option in everything}) == len(everything)
+    for option in everything:
+        assert from_flags([(option.flag, "x")])[0].key == option.key
+        assert from_environment({option.variable: ""})[0].key == option.key
+
+
+def test_lists_optional_values_and_keys_from_text() -> None:
+    keys = '[{"name": "anna", "key": "long", "train": false}]'
+    config = load(
+        None,
+        {"OPENCLAW_RL_SERVING__API_KEYS": keys, "OPENCLAW_RL_JUDGE__BASE_URL": ""},
+        [("--lora-target-modules", '["q_proj"]'), ("--rollout.accepted_retry", "yes")],
+    ).config
+    assert config.serving.api_keys[0].key.get_secret_value() == "long"
+    assert config.serving.api_keys[0].train is False
+    assert config.judge.base_url is None
+    assert config.training.lora.target_modules == ("q_proj",)
+    assert config.rollout.accepted_retry is True
+
+
+# --- errors ------------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_key_of_a_recipe_is_named_with_its_file_and_the_nearest(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text("[training.lora]\nrnak = 3\n")
+    message = error_of(lambda: from_toml(path))
+    assert message == f"unknown option training.lora.rnak ({path}): the nearest valid name is training.lora.rank"
+
+
+@pytest.mark.parametrize(
+    ("text", "nearest"),
+    [
+        ("lr = 1", "training.lr"),
+        ("rollout_batch_size = 1", "rollout.batch_size"),
+        ("[trainng]\nlr = 1", "training"),
+        ("[training]\nlearning_rate = 1", "training.lr"),
+        ("[training.lora]\nr = 1", "training.lora.rank"),
+    ],
+)
+def test_the_nearest_name(tmp_path: Path, text: str, nearest: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    assert error_of(lambda: from_toml(path)).endswith(f"the nearest valid name is {nearest}")
+
+
+def test_a_name_of_the_system_before_is_answered_with_ours(tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text("[ppo]\nkl_coef = 0.1\n")
+    assert "unknown option ppo.kl_coef" in error_of(lambda: from_toml(path))
+    assert "here it is training.loss.kl_coef" in error_of(lambda: from_toml(path))
+
+
+def test_an_unknown_variable_is_named_with_the_nearest() -> None:
+    message = error_of(lambda: from_environment({"OPENCLAW_RL_TRAINING_LR": "1"}))
+    assert "OPENCLAW_RL_TRAINING_LR (environment)" in message
+    assert message.endswith("the nearest valid name is OPENCLAW_RL_TRAINING__LR")
+
+
+def test_set_of_an_unknown_key_or_without_a_value() -> None:
+    assert error_of(lambda: from_flags([("--set", "training.lrr=1")])).endswith("is training.lr")
+    assert "write --set key=value" in error_of(lambda: from_flags([("--set", "training.lr")]))
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_a_backend_that_is_not_there_names_those_that_are(backend: str) -> None:
+    message = error_of(lambda: from_flags([("--backend", backend)]))
+    assert message == f"--backend {backend}: not available yet; this version has embedded and scripted"
+
+
+def test_a_value_out_of_bounds_is_named_with_its_source() -> None:
+    message = error_of(lambda: from_flags([("--port", "70000")]))
+    assert message.startswith("serving.port = '70000' (--port): ")
+    assert "65535" in message
+
+
+def test_a_section_that_is_a_value_and_a_file_that_is_no_toml(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text("training = 3")
+    assert "training (" in error_of(lambda: from_toml(path))
+    path.write_text("training = ")
+    assert "is not valid TOML" in error_of(lambda: from_toml(path))
+    assert "cannot read the recipe" in error_of(lambda: from_toml(tmp_path / "none.toml"))
+
+
+def test_combinations_that_cannot_work_say_why() -> None:
+    assert "is not loopback" in error_of(lambda: from_flags([("--host", "0.0.0.0")]))
+    assert "rollout.accepted_retry" in error_of(lambda: from_flags([("--set", "training.loss.w_retry=1")]))
+
+
+def test_a_secret_is_never_repeated_in_an_error() -> None:
+    wrong = '[{"name": "anna", "kye": "swordfish"}]'
+    message = error_of(lambda: from_environment({"OPENCLAW_RL_SERVING__API_KEYS": wrong}))
+    assert "swordfish" not in message
+    assert "the nearest valid name is serving.api_keys.0.key" in message
+    for text in ('["swordfish"]', '[{"name": "anna", "key": ["swordfish"]}]', "swordfish", "[swordfish"):
+        message = error_of(lambda text=text: from_environment({"OPENCLAW_RL_SERVING__API_KEYS": text}))
+        assert "swordfish" not in message
+
+
+# --- rendering ---------------------------------------------------------------------------------------------
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+
+
+@given(
+    path=text,
+    base_url=st.none() | text,
+    lr=st.floats(1e-12, 1e6),
+    seed=st.integers(-(2**40), 2**40),
+    modules=st.lists(text, max_size=3),
+    alpha=st.floats(min_value=0, exclude_min=True, allow_infinity=True),
+)
+def test_the_printed_tree_reads_back(
+    path: str, base_url: str | None, lr: float, seed: int, modules: list[str], alpha: float
+) -> None:
+    config = Config(
+        model=ModelConfig(path=path),
+        judge=JudgeConfig(base_url=base_url),
+        training=TrainingConfig(lr=lr, seed=seed, lora=LoraConfig(target_modules=tuple(modules), alpha=alpha)),
+    )
+    printed = to_toml(config, {"training.lr": "--lr"})
+    assert resolve(from_tree(tomllib.loads(printed), "printed")).config == config
+    assert "  # --lr\n" in printed
+
+
+def test_secrets_are_hidden_in_print_and_kept_for_the_loops(tmp_path: Path) -> None:
+    config = Config(serving=ServingConfig(api_keys=(ApiKey(name="anna", key="swordfish"),)))  # type: ignore[arg-type]
+    printed = to_toml(config)
+    assert "swordfish" not in printed
+    hidden = resolve(from_tree(tomllib.loads(printed), "printed")).config
+    assert hidden.serving.api_keys[0].key.get_secret_value() == HIDDEN
+    write_private_json(config, tmp_path / "config.json")
+    assert load_json(tmp_path / "config.json") == config
+    assert plain(config, reveal=True) != plain(config, reveal=False)
+
+
+def test_the_documentation_has_the_tables_of_the_tree() -> None:
+    page = (ROOT / "docs" / "01-configuration.md").read_text(encoding="utf-8")
+    assert with_tables(page) == page, "run make docs"
+    assert all(f"`{option.key}`" in page.partition(TABLE_BEGIN)[2] for option in options())
+
+
+@pytest.mark.parametrize("recipe", sorted((ROOT / "recipes").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_recipe_resolves_and_runs_the_method_it_is_named_for(recipe: Path) -> None:
+    config = load(recipe, {}).config
+    assert config.training.method.value == recipe.stem
+
+
+@pytest.mark.parametrize("module", ["config", "config_sources", "config_render", "cli", "supervision.supervisor"])
+def test_no_torch_is_loaded(module: str) -> None:
+    code = f"import openclaw_rl.{module}, sys; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
