@@ -1,1 +1,1 @@
-
+"""Turns into judgements: judges, votes, hints, and the loop that runs them."""

@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from openclaw_rl.store import Store
 from openclaw_rl.types import LoopName, LoopStatus
+
+if TYPE_CHECKING:  # the supervisor needs no database to start its children
+    from openclaw_rl.store import Store
 
 _PR_SET_PDEATHSIG = 1
 HEARTBEAT_INTERVAL_S = 0.5

@@ -1,1 +1,1 @@
-
+"""Fakes, named so: for tests, benchmarks and quick trials."""

@@ -1,1 +1,1 @@
-
+"""The training loop: samples become a new policy version."""

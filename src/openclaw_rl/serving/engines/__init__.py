@@ -1,1 +1,1 @@
-
+"""Engine adapters, and what they share: the protocol, rendering and tool calls."""

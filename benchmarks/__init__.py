@@ -1,0 +1,1 @@
+"""What measures speed; each module is one benchmark with `run(arguments) -> figures`."""

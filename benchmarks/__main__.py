@@ -1,0 +1,43 @@
+"""`make bench`: run the benchmarks and print their figures as JSON, with the date and the machine.
+
+make bench ARGS="serving --parallel 4"
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from benchmarks import serving
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the benchmark that is named, `serving` without a name."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
+    benchmarks = parser.add_subparsers(dest="benchmark")
+    for name, module in {"serving": serving}.items():
+        added = benchmarks.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])
+        module.add_arguments(added)
+        added.set_defaults(run=module.run)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0].startswith("--"):
+        arguments.insert(0, "serving")
+    parsed = parser.parse_args(arguments)
+    figures = {
+        "benchmark": parsed.benchmark,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        **parsed.run(parsed),
+    }
+    print(json.dumps(figures, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

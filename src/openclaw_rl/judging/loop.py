@@ -1,0 +1,174 @@
+"""The judging loop: claim turns whose next state is there, judge a few at once, record what came of it.
+
+A claim is a lease, so that a judge that dies loses nothing. A failure is tried again after a pause, until
+`judge.max_attempts` make it a judgement that says FAILED. While what the judge needs is down, one turn at a time
+finds out whether it is back, no attempt is used up, the work waits in the store, and `status` says for what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import threading
+import time
+
+from openclaw_rl.config import Config
+from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
+from openclaw_rl.judging.factory import build_judge
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.types import Judgement, JudgementOutcome, LoopName, Turn
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+HOLD_S = 0.5
+MAX_HOLD_S = 15.0
+DEADLINE_SHARE = 0.9
+"""A turn is given up at this share of its lease, before another judge may claim it."""
+
+
+class JudgingLoop:
+    """One judge at work on one store."""
+
+    def __init__(self, config: Config, store: Store, judge: Judge, stop: threading.Event) -> None:
+        self._config = config
+        self._store = store
+        self._judge = judge
+        self._stop = stop
+        self._reporter = LoopReporter(store, LoopName.JUDGING)
+        self._running: dict[asyncio.Task[None], str] = {}
+        self._outages = 0
+        self._held_until = 0.0
+        self._held_for: str | None = None
+        self._done = 0
+
+    async def run(self) -> None:
+        """Work until stopped; then give back what is not finished."""
+        try:
+            while not self._stop.is_set():
+                claimed = await self._claim()
+                self._start(claimed)
+                await self._say()
+                await self._wait()
+        finally:
+            await self._give_back()
+
+    async def _claim(self) -> list[tuple[Turn, int]]:
+        free = self._config.judge.workers - len(self._running)
+        if self._outages:
+            free = min(free, 1 - len(self._running))  # one turn finds out whether the judge is back
+        if free <= 0 or time.monotonic() < self._held_until:
+            return []
+        return await asyncio.to_thread(self._store.turns.claim_for_judging, free, self._config.judge.lease_s)
+
+    def _start(self, claimed: list[tuple[Turn, int]]) -> None:
+        for turn, attempts in claimed:
+            if turn.turn_id in self._running.values():  # its lease ran out while it was being given up
+                continue
+            self._running[asyncio.create_task(self._judge_turn(turn, attempts))] = turn.turn_id
+
+    async def _say(self) -> None:
+        if self._outages and not self._running:
+            await asyncio.to_thread(self._reporter.waiting, self._held_for or "the judge", judged=self._done)
+        elif self._running:
+            activity = f"judging by {self._judge.kind}"
+            await asyncio.to_thread(self._reporter.working, activity, judged=self._done, now=len(self._running))
+        else:
+            await asyncio.to_thread(self._reporter.waiting, "a turn with a next state", judged=self._done)
+
+    async def _wait(self) -> None:
+        pause = self._config.rollout.poll_interval_s
+        if not self._running:
+            await asyncio.sleep(pause)
+            return
+        done, _ = await asyncio.wait(self._running, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            del self._running[task]
+            task.result()  # a bug ends the process, whose supervisor starts another: it is never a verdict
+
+    async def _judge_turn(self, turn: Turn, attempts: int) -> None:
+        if attempts >= self._config.judge.max_attempts:  # its judges died, each without a word
+            await self._record(failed(turn, self._judge, "abandoned", time.monotonic()))
+            return
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._config.judge.lease_s * DEADLINE_SHARE):
+                judgement = await self._judge.judge(turn)
+        except JudgeUnavailable as error:
+            await self._hold(turn, error)
+        except JudgeError as error:
+            await self._retry(turn, attempts + 1, error.reason, started)
+        except TimeoutError:
+            await self._retry(turn, attempts + 1, "deadline", started)
+        else:
+            self._outages, self._held_for = 0, None
+            await self._record(judgement)
+
+    async def _record(self, judgement: Judgement) -> None:
+        await asyncio.to_thread(self._store.turns.record_judgement, judgement)
+        self._done += 1
+
+    async def _retry(self, turn: Turn, attempts: int, reason: str, started: float) -> None:
+        log.warning("judging turn %s failed (%s), attempt %d", turn.turn_id, reason, attempts)
+        await asyncio.to_thread(self._store.status.count, f"judge_failures_{reason}")
+        if attempts >= self._config.judge.max_attempts:
+            await self._record(failed(turn, self._judge, reason, started))
+            return
+        await self._release(turn.turn_id, RETRY_S * 2 ** (attempts - 1), counts=True)
+
+    async def _hold(self, turn: Turn, error: JudgeUnavailable) -> None:
+        await asyncio.to_thread(self._store.status.count, f"judge_unavailable_{error.reason}")
+        if not self._outages:
+            log.warning("the judge is unavailable (%s): turns wait in the store", error.reason)
+        pause = min(MAX_HOLD_S, HOLD_S * 2**self._outages) * (0.5 + random.random() / 2)
+        self._outages = min(self._outages + 1, 16)
+        self._held_until = time.monotonic() + pause
+        self._held_for = str(error)
+        await self._release(turn.turn_id, 0.0, counts=False)
+
+    async def _release(self, turn_id: str, retry_in_s: float, *, counts: bool) -> None:
+        await asyncio.to_thread(self._store.turns.release_from_judging, turn_id, retry_in_s=retry_in_s, counts=counts)
+
+    async def _give_back(self) -> None:
+        unfinished = {task: turn_id for task, turn_id in self._running.items() if not task.done()}
+        for task in unfinished:
+            task.cancel()
+        await asyncio.gather(*unfinished, return_exceptions=True)
+        for task, turn_id in unfinished.items():
+            if task.cancelled():
+                await self._release(turn_id, 0.0, counts=False)
+
+
+def failed(turn: Turn, judge: Judge, reason: str, started: float) -> Judgement:
+    """A judgement that says that there is none, and why."""
+    return Judgement(
+        turn_id=turn.turn_id,
+        kind=judge.kind,
+        outcome=JudgementOutcome.FAILED,
+        score=None,
+        hint=None,
+        prompt_version=judge.prompt_version,
+        latency_s=time.monotonic() - started,
+        details={"reason": reason},
+        created_at=time.time(),
+    )
+
+
+def run(config: Config, stop: threading.Event) -> None:
+    """Run the loop until `stop` is set."""
+    store = Store.open(config.store_path)
+    try:
+        LoopReporter(store, LoopName.JUDGING).working("loading the judge")
+        asyncio.run(_with_judge(config, store, stop))
+    finally:
+        store.close()
+
+
+async def _with_judge(config: Config, store: Store, stop: threading.Event) -> None:
+    judge = await asyncio.to_thread(build_judge, config)
+    try:
+        await JudgingLoop(config, store, judge, stop).run()
+    finally:
+        await judge.close()

@@ -1,0 +1,142 @@
+"""From a judge model's replies to one outcome. Pure: no clock, no network.
+
+A verdict is read from the judge's own words only. What it quotes of the conversation (fenced blocks, `>` lines, text
+in quotation marks or backticks) and what it thinks before `</think>` cannot vote, and two different verdicts in one
+reply are none.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from openclaw_rl.judging.text import content_words, sentences
+from openclaw_rl.types import JudgementOutcome
+
+HINT_START = "[HINT_START]"
+HINT_END = "[HINT_END]"
+MIN_HINT_CHARS = 10
+MAX_HINT_SENTENCES = 3
+
+_THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
+_BLOCKS = re.compile(r"```.*?(?:```|\Z)|^[ \t]*>[^\n]*", re.DOTALL | re.MULTILINE)
+_QUOTED = re.compile(r"`[^`\n]*`|\"[^\"\n]*\"|“[^”]*”|「[^」]*」")
+_FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n\s*```\s*$", re.DOTALL)
+_BOXED = re.compile(r"\\boxed\s*\{\s*([^{}]*?)\s*\}")
+_HINT = re.compile(re.escape(HINT_START) + r"(.*?)" + re.escape(HINT_END), re.DOTALL)
+_SCORES = {"1": 1, "+1": 1, "0": 0, "-1": -1, "−1": -1}
+_MARKERS = re.compile(r"\\boxed|\[/?HINT_(?:START|END)\]|</?think>|```", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Vote:
+    """One reply: a score and perhaps a hint, or the `problem` that makes it invalid (a word for the counters)."""
+
+    score: int | None
+    hint: str | None = None
+    problem: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.score is None) != (self.problem is not None):
+            raise ValueError("a vote has a score or a problem")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tally:
+    """What the votes come to; `counts` are the valid votes by score, `problems` the invalid ones by reason."""
+
+    outcome: JudgementOutcome
+    score: int | None
+    hint: str | None
+    counts: dict[int, int]
+    problems: dict[str, int]
+
+
+def defuse(text: str) -> str:
+    """Break the judge's own markers where they stand in text that it is shown, so that quoting it has no effect."""
+    return _MARKERS.sub(lambda match: match.group()[0] + "\u200b" + match.group()[1:], text)
+
+
+def parse_vote(reply: str) -> Vote:
+    """Read one reply: a JSON object with `score` and `hint`, or `\\boxed{}` with a hint between its markers."""
+    own = _THOUGHT.sub("", reply)
+    if "<think>" in own:
+        return Vote(score=None, problem="unfinished_thought")
+    structured = _structured(own)
+    if structured is not None:
+        return structured
+    own = _BLOCKS.sub(" ", own)
+    words = _QUOTED.sub(" ", _HINT.sub(" ", own))
+    boxed = set(_BOXED.findall(words))
+    if not boxed:
+        return Vote(score=None, problem="no_verdict")
+    if len(boxed) > 1:
+        return Vote(score=None, problem="contradictory")
+    score = _SCORES.get(boxed.pop())
+    if score is None:
+        return Vote(score=None, problem="unknown_verdict")
+    hints = _HINT.findall(own)
+    return Vote(score=score, hint=_clean(hints[-1]) if hints else None)
+
+
+def _structured(own: str) -> Vote | None:
+    fenced = _FENCE.match(own)
+    try:
+        value = json.loads(fenced.group(1) if fenced else own)
+    except ValueError:
+        return None
+    if not isinstance(value, dict):
+        return None
+    score = value.get("score")
+    if isinstance(score, bool) or str(score).removesuffix(".0") not in _SCORES:
+        return Vote(score=None, problem="unknown_verdict")
+    hint = value.get("hint")
+    return Vote(score=_SCORES[str(score).removesuffix(".0")], hint=_clean(hint) if isinstance(hint, str) else None)
+
+
+def _clean(hint: str) -> str | None:
+    return " ".join(hint.split()) or None
+
+
+def acceptable_hint(hint: str, *, task: str) -> bool:
+    """Say whether a hint can teach: 1 to 3 sentences, not a bare word, more than the task said again, no markers."""
+    said = content_words(hint)
+    return (
+        len(hint) >= MIN_HINT_CHARS
+        and len(sentences(hint)) <= MAX_HINT_SENTENCES
+        and _MARKERS.search(hint) is None
+        and bool(said - content_words(task))
+    )
+
+
+def aggregate(votes: Sequence[Vote], *, task: str, threshold: float, min_valid: int) -> Tally:
+    """Count the votes.
+
+    A score needs a share of the valid votes above `threshold` (all of them always suffice) and more votes than any
+    other. No reply at all is FAILED, fewer than `min_valid` valid ones TOO_FEW_VALID, no such score TIE; none of
+    these is a score of 0. The hint is the longest acceptable one of the votes that won.
+    """
+    valid = Counter(vote.score for vote in votes if vote.score is not None)
+    problems = dict(Counter(vote.problem for vote in votes if vote.problem is not None))
+    counts = dict(sorted(valid.items()))
+    total = sum(valid.values())
+
+    def unscored(outcome: JudgementOutcome) -> Tally:
+        return Tally(outcome=outcome, score=None, hint=None, counts=counts, problems=problems)
+
+    if not votes:
+        return unscored(JudgementOutcome.FAILED)
+    if total < max(1, min_valid):
+        return unscored(JudgementOutcome.TOO_FEW_VALID)
+    (score, most), *others = valid.most_common()
+    share = most / total
+    if (others and others[0][1] == most) or (share <= threshold and most < total):
+        return unscored(JudgementOutcome.TIE)
+    hints = [
+        vote.hint for vote in votes if vote.score == score and vote.hint and acceptable_hint(vote.hint, task=task)
+    ]
+    hint = max(hints, key=len, default=None)
+    return Tally(outcome=JudgementOutcome.SCORED, score=score, hint=hint, counts=counts, problems=problems)

@@ -1,0 +1,63 @@
+"""Drawing one token from logits, with the log-probability of the distribution that it was drawn from. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class NonFiniteLogits(ArithmeticError):
+    """The model gave NaN or infinity: its weights, or the adapter's, are broken."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Drawn:
+    """A token and its log-probability (nats, fp32)."""
+
+    token: int
+    logprob: float
+
+
+def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) over the last axis, in fp32. Temperature 0 (greedy) counts as 1.
+
+    Raises:
+        NonFiniteLogits: some row has no distribution.
+    """
+    scaled = logits.float() if temperature in (0.0, 1.0) else logits.float() / temperature
+    result = torch.log_softmax(scaled, dim=-1)
+    if not bool(torch.isfinite(result.amax(dim=-1)).all()):
+        raise NonFiniteLogits("the model's logits are not finite")
+    return result
+
+
+def draw(logits: Tensor, *, temperature: float, top_p: float, generator: torch.Generator) -> Drawn:
+    """Draw a token from `logits` [V]; one uniform number of `generator` per token, none when greedy.
+
+    With top_p < 1 the smallest set of likeliest tokens whose probability reaches top_p is kept (Holtzman et al.,
+    2020) and renormalised: the log-probability is that of the token in the kept set.
+    """
+    logprobs = log_probabilities(logits, temperature)
+    if temperature == 0.0:
+        token = int(torch.argmax(logprobs))
+        return Drawn(token=token, logprob=float(logprobs[token]))
+    uniform = torch.rand((), generator=generator, dtype=torch.float64)
+    if top_p >= 1.0:
+        token = _invert(logprobs, uniform)
+        return Drawn(token=token, logprob=float(logprobs[token]))
+    ordered, tokens = torch.sort(logprobs, descending=True, stable=True)
+    reached = torch.cumsum(ordered.double().exp(), dim=-1)
+    kept = int(torch.searchsorted(reached, torch.tensor(top_p, dtype=torch.float64))) + 1
+    kept = min(kept, len(ordered))
+    renormalised = torch.log_softmax(ordered[:kept], dim=-1)
+    place = _invert(renormalised, uniform)
+    return Drawn(token=int(tokens[place]), logprob=float(renormalised[place]))
+
+
+def _invert(logprobs: Tensor, uniform: Tensor) -> int:
+    """The place where the cumulative distribution [n] passes `uniform` (inverse transform sampling)."""
+    cumulative = torch.cumsum(logprobs.double().exp(), dim=-1)
+    place = int(torch.searchsorted(cumulative, uniform * cumulative[-1], right=True))
+    return min(place, len(logprobs) - 1)

@@ -1,0 +1,71 @@
+"""The engine's process: the model, its compute thread, and HTTP on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+
+import uvloop
+
+from openclaw_rl.config import Config
+from openclaw_rl.serving.engines.embedded.app import create_app, serve
+from openclaw_rl.serving.engines.embedded.service import EmbeddedService
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.types import LoopName
+
+logger = logging.getLogger(__name__)
+
+
+class EngineCrashed(RuntimeError):
+    """The compute thread ended by itself; the process ends too, and its supervisor starts another."""
+
+
+def run(config: Config, stop: threading.Event) -> None:
+    """Serve the embedded engine until `stop` is set.
+
+    Raises:
+        EngineCrashed: the compute thread failed.
+        Exception: whatever kept the model from loading.
+    """
+    store = Store.open(config.store_path)
+    try:
+        uvloop.run(_serve(config, stop, LoopReporter(store, LoopName.ENGINE)))
+    finally:
+        store.close()
+
+
+async def _serve(config: Config, stop: threading.Event, reporter: LoopReporter) -> None:
+    service = EmbeddedService(config)
+    ended = threading.Event()
+    loading = asyncio.create_task(asyncio.to_thread(service.load_model, threads_of(config)))
+    loading.add_done_callback(lambda task: ended.set() if task.cancelled() or task.exception() else None)
+
+    def heartbeat() -> None:
+        if stop.is_set() or service.crashed.is_set():
+            ended.set()
+        elif not loading.done():
+            reporter.working("loading the model")
+        elif service.busy:
+            reporter.working("generating", requests=service.busy)
+        else:
+            reporter.waiting("a request")
+
+    try:
+        await serve(create_app(service), config.engine.host, config.engine.port, ended, heartbeat)
+    finally:
+        await service.close()
+    if loading.done():
+        loading.result()
+    if service.crashed.is_set():
+        raise EngineCrashed("the engine's compute thread failed")
+
+
+def threads_of(config: Config) -> int:
+    """The CPU threads to compute with: as configured, else all but one of those that this process may use."""
+    if config.engine.threads > 0:
+        return config.engine.threads
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, available - 1)

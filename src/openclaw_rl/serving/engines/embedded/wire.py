@@ -1,0 +1,151 @@
+"""The engine's HTTP in JSON: requests, NDJSON events and errors, to and fro. Shared by server, client and fake."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from openclaw_rl.serving.engines.protocol import (
+    ChatEvent,
+    ChatRequest,
+    EngineError,
+    EngineHealth,
+    EngineOverloaded,
+    EngineUnavailable,
+    Finished,
+    InvalidEngineRequest,
+    PromptRead,
+    ScoreRequest,
+    TokensDrawn,
+    UnknownVersion,
+)
+from openclaw_rl.types import FinishReason, SamplingParams
+
+Json = dict[str, Any]
+
+_ERRORS: tuple[type[EngineError], ...] = (EngineError, EngineUnavailable, EngineOverloaded)
+
+
+def chat_request_to_json(request: ChatRequest) -> Json:
+    """The body of POST /chat."""
+    return dataclasses.asdict(request)
+
+
+def chat_request_from_json(body: Mapping[str, Any]) -> ChatRequest:
+    """Read the body of POST /chat.
+
+    Raises:
+        InvalidEngineRequest: the body does not fit.
+    """
+    try:
+        sampling = dict(body["sampling"])
+        sampling["stop"] = tuple(sampling.get("stop", ()))
+        return ChatRequest(
+            request_id=str(body["request_id"]),
+            messages=tuple(body["messages"]),
+            tools=tuple(body.get("tools", ())),
+            sampling=SamplingParams(**sampling),
+            version=int(body["version"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidEngineRequest(f"not a chat request: {error}") from error
+
+
+def score_request_to_json(request: ScoreRequest) -> Json:
+    """The body of POST /score."""
+    return dataclasses.asdict(request)
+
+
+def score_request_from_json(body: Mapping[str, Any]) -> ScoreRequest:
+    """Read the body of POST /score.
+
+    Raises:
+        InvalidEngineRequest: the body does not fit.
+    """
+    try:
+        return ScoreRequest(
+            ids=tuple(int(token) for token in body["ids"]),
+            start=int(body["start"]),
+            version=int(body["version"]),
+            temperature=float(body.get("temperature", 1.0)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidEngineRequest(f"not a score request: {error}") from error
+
+
+def event_to_line(event: ChatEvent) -> str:
+    """One NDJSON line of the answer to POST /chat."""
+    names = {PromptRead: "prompt_read", TokensDrawn: "tokens_drawn", Finished: "finished"}
+    return json.dumps({"event": names[type(event)], **dataclasses.asdict(event)}, ensure_ascii=False) + "\n"
+
+
+def event_from_json(body: Mapping[str, Any]) -> ChatEvent:
+    """The event in one line; an error line raises what the server raised.
+
+    Raises:
+        EngineError: the line carries an error, or is none that we know.
+    """
+    kind = body.get("event")
+    if kind == "error":
+        raise error_from_json(body)
+    try:
+        if kind == "prompt_read":
+            return PromptRead(prompt_ids=tuple(body["prompt_ids"]))
+        if kind == "tokens_drawn":
+            return TokensDrawn(
+                ids=tuple(body["ids"]),
+                logprobs=tuple(body["logprobs"]),
+                versions=tuple(body["versions"]),
+                text=body["text"],
+                tool_calls=tuple(body["tool_calls"]),
+            )
+        if kind == "finished":
+            return Finished(
+                finish_reason=FinishReason(body["finish_reason"]),
+                prompt_tokens=body["prompt_tokens"],
+                completion_tokens=body["completion_tokens"],
+            )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(f"the engine sent a broken event: {error}") from error
+    raise EngineError(f"the engine sent an unknown event {kind!r}")
+
+
+def health_to_json(health: EngineHealth) -> Json:
+    """The answer to GET /health."""
+    return dataclasses.asdict(health)
+
+
+def health_from_json(body: Mapping[str, Any]) -> EngineHealth:
+    """Read the answer to GET /health."""
+    return EngineHealth(**{**body, "loaded_versions": tuple(body["loaded_versions"])})
+
+
+def error_to_json(error: EngineError) -> Json:
+    """An error as a body, or (with `event`) as the last line of a stream."""
+    param = error.param if isinstance(error, InvalidEngineRequest) else None
+    kind = type(error).__name__
+    body = {"status": error.status, "code": error.code, "param": param, "message": str(error), "type": kind}
+    return {"event": "error", "error": body}
+
+
+def error_from_json(body: Mapping[str, Any]) -> EngineError:
+    """The exception that the server raised."""
+    error = body.get("error")
+    if not isinstance(error, Mapping):
+        return EngineError("the engine answered with an error that it did not explain")
+    message, param, code = str(error.get("message")), error.get("param"), error.get("code")
+    if error.get("type") == UnknownVersion.__name__:
+        return UnknownVersion(message, param=param, code=code)
+    if error.get("type") == InvalidEngineRequest.__name__:
+        return InvalidEngineRequest(message, param=param, code=code)
+    for kind in _ERRORS:
+        if error.get("type") == kind.__name__:
+            return kind(message)
+    return EngineError(message)
+
+
+def error_line(error: EngineError) -> str:
+    """The last NDJSON line of a stream that failed."""
+    return json.dumps(error_to_json(error), ensure_ascii=False) + "\n"

@@ -1,0 +1,56 @@
+"""Ports and addresses, settled before any process starts."""
+
+from __future__ import annotations
+
+import socket
+
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
+
+_EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+def base_url(host: str, port: int) -> str:
+    """`http://host:port`, with an address that can be connected to where `host` stands for all of them."""
+    reachable = _EVERY_ADDRESS.get(host, host)
+    return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
+
+
+def resolve_port(host: str, port: int, key: str) -> int:
+    """`port`, or a free one where it is 0.
+
+    The port is free now and could be taken before its process binds it; that process would then end with an
+    error that names it, and `up` again takes another.
+
+    Raises:
+        ConfigError: if the port is taken or the host is no address of this machine; `key` is named.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            return int(probe.getsockname()[1])
+    except OSError as error:
+        raise ConfigError(
+            f"cannot bind {key}.host {host}, {key}.port {port}: {error.strerror or error}; port 0 takes a free one"
+        ) from error
+
+
+def resolve_ports(config: Config) -> Config:
+    """The same tree with real ports for the gateway and the engine.
+
+    Raises:
+        ConfigError: if one cannot be bound, or both are the same.
+    """
+    serving = resolve_port(config.serving.host, config.serving.port, "serving")
+    engine = resolve_port(config.engine.host, config.engine.port, "engine")
+    if serving == engine:
+        raise ConfigError(f"serving.port and engine.port are both {serving}")
+    return config.model_copy(
+        update={
+            "serving": config.serving.model_copy(update={"port": serving}),
+            "engine": config.engine.model_copy(update={"port": engine}),
+        }
+    )

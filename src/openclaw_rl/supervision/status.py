@@ -1,0 +1,256 @@
+"""`openclaw-rl status`: what each loop does or waits for and since when, and how far the work has come.
+
+Two witnesses are heard: the loops themselves (the store's `loops` table) and the supervisor (supervisor.json).
+A loop that has died cannot say so, and a supervisor does not know what a live one waits for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from openclaw_rl.config_sources import load_json
+from openclaw_rl.rollout.batches import batch_due
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.children import START_ORDER
+from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorState, child_config_path, read_state
+from openclaw_rl.types import LoopName, LoopStatus
+
+SILENT_AFTER_S = 10.0
+"""A loop whose last word is older than this is said to be silent: loops report at least each 2 s, except inside
+one long tensor operation."""
+
+
+class Condition(StrEnum):
+    """How a loop is."""
+
+    WORKING = "working"
+    WAITING = "waiting"
+    STARTING = "starting"
+    SILENT = "silent"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopReport:
+    """One loop: its condition, what it does or waits for in words, and since when (seconds since the epoch)."""
+
+    loop: str
+    condition: Condition
+    text: str
+    since: float | None
+    pid: int | None
+    restarts: int
+    last_exit: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """How far the work has come; `due` says what the next batch waits for."""
+
+    sessions: int
+    turns_by_state: Mapping[str, int]
+    turns_by_reason: Mapping[str, int]
+    judgements: int
+    hints: int
+    samples_by_state: Mapping[str, int]
+    samples_ready: int
+    batch_size: int
+    due: str
+    version: str
+    steps: int
+    last_step_at: float | None
+    last_step_samples: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StatusReport:
+    """Everything that `status` shows. `running` tells whether a supervisor lives; `url` is for OpenAI clients."""
+
+    run_dir: str
+    running: bool
+    headline: str
+    url: str | None
+    loops: tuple[LoopReport, ...]
+    progress: Progress | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The same, in JSON's types."""
+        return asdict(self)
+
+
+def collect(run_dir: Path, now: float | None = None) -> StatusReport:
+    """Look at the deployment in `run_dir`, running or not.
+
+    Raises:
+        ConfigError: if what a supervisor left there cannot be read.
+    """
+    moment = time.time() if now is None else now
+    where = run_dir.expanduser()
+    state = read_state(where)
+    store_path = where / "store.sqlite"
+    said: Mapping[LoopName, LoopStatus] = {}
+    progress = None
+    if state is not None and store_path.exists():
+        store = Store.open(store_path)
+        try:
+            said = {status.loop: status for status in store.status.loops()}
+            progress = _progress(store, where, moment)
+        finally:
+            store.close()
+    running = state is not None and state.alive
+    loops = () if state is None or not running else tuple(_loops(state, said, moment))
+    return StatusReport(
+        run_dir=str(run_dir),
+        running=running,
+        headline=_headline(run_dir, state, moment),
+        url=state.url if state is not None and running else None,
+        loops=loops,
+        progress=progress,
+    )
+
+
+def _headline(run_dir: Path, state: SupervisorState | None, now: float) -> str:
+    # A relative path is shown as one that cannot be taken for an option or a plain word.
+    where = run_dir if run_dir.is_absolute() or str(run_dir).startswith("~") else f"./{run_dir}"
+    start = f"start one with: openclaw-rl up recipes/combine.toml --run-dir {run_dir}"
+    if state is None:
+        return f"no deployment in {where}: {start}"
+    if state.alive:
+        age = duration(now - state.started_at)
+        return f"deployment in {where}: {state.phase.value}, {state.url}, supervisor {state.pid}, for {age}"
+    if state.phase.value == "stopped":
+        return f"no deployment in {where} (the last one was stopped): {start}"
+    return f"no deployment in {where} (its supervisor, pid {state.pid}, is gone without a word): {start}"
+
+
+def _loops(state: SupervisorState, said: Mapping[LoopName, LoopStatus], now: float) -> list[LoopReport]:
+    return [assess(loop, state.children.get(loop.value), said.get(loop), now) for loop in START_ORDER]
+
+
+def assess(loop: LoopName, child: ChildState | None, said: LoopStatus | None, now: float) -> LoopReport:
+    """Weigh what the supervisor knows of a loop's process against what the loop last said of itself."""
+    condition, text, since = _condition(child, said, now)
+    pid = child.pid if child is not None else said.pid if said is not None else None
+    return LoopReport(
+        loop=loop.value,
+        condition=condition,
+        text=text,
+        since=since,
+        pid=pid,
+        restarts=child.restarts if child is not None else 0,
+        last_exit=child.last_exit.words() if child is not None and child.last_exit is not None else None,
+    )
+
+
+def _condition(child: ChildState | None, said: LoopStatus | None, now: float) -> tuple[Condition, str, float | None]:
+    if child is not None and child.phase is not ChildPhase.RUNNING:
+        ended = child.last_exit.words() if child.last_exit is not None else "not started yet"
+        if child.phase is ChildPhase.STOPPED or child.next_start_at is None:
+            return Condition.STOPPED, ended, child.since
+        wait = max(0.0, child.next_start_at - now)
+        return Condition.RESTARTING, f"{ended}, restarting in {wait:.1f} s", child.since
+    if child is not None and (said is None or said.pid != child.pid):
+        return Condition.STARTING, "starting: it has not reported yet", child.since
+    if said is None:
+        return Condition.GONE, "never seen", None
+    if not psutil.pid_exists(said.pid):
+        return Condition.GONE, f"its process ({said.pid}) is gone; it last said: {_words(said)}", said.heartbeat_at
+    age = now - said.heartbeat_at
+    if age > SILENT_AFTER_S:
+        text = f"silent for {duration(age)} (its process lives); it last said: {_words(said)}"
+        return Condition.SILENT, text, said.heartbeat_at
+    condition = Condition.WORKING if said.waiting_for is None else Condition.WAITING
+    return condition, _words(said), said.since
+
+
+def _words(said: LoopStatus) -> str:
+    return said.activity if said.waiting_for is None else f"waiting for {said.waiting_for}"
+
+
+def _progress(store: Store, run_dir: Path, now: float) -> Progress:
+    rollout = load_json(child_config_path(run_dir)).rollout
+    counts, ready, steps = store.status.counts(), store.samples.ready(), store.samples.steps()
+    last = steps[-1] if steps else None
+    return Progress(
+        sessions=counts.sessions,
+        turns_by_state=counts.turns_by_state,
+        turns_by_reason=counts.turns_by_reason,
+        judgements=counts.judgements,
+        hints=counts.hints,
+        samples_by_state=counts.samples_by_state,
+        samples_ready=ready.count,
+        batch_size=rollout.batch_size,
+        due=batch_due(ready.count, ready.oldest_created_at, now, rollout).why,
+        version=store.versions.serving().name,
+        steps=len(steps),
+        last_step_at=last.created_at if last is not None else None,
+        last_step_samples=len(last.sample_ids) if last is not None else None,
+    )
+
+
+# --- as text -----------------------------------------------------------------------------------------------
+
+
+def render(report: StatusReport, now: float | None = None) -> str:
+    """The report as lines of text: the headline, one line per loop, then the counts."""
+    moment = time.time() if now is None else now
+    lines = [report.headline]
+    if report.loops:
+        lines.append("")
+        lines += [_loop_line(loop, moment) for loop in report.loops]
+    if report.progress is not None:
+        lines.append("")
+        lines += _progress_lines(report.progress, moment)
+    return "\n".join(lines)
+
+
+def _loop_line(loop: LoopReport, now: float) -> str:
+    times = "once" if loop.restarts == 1 else f"{loop.restarts} times"
+    restarts = f"  [restarted {times}; before: {loop.last_exit}]" if loop.restarts else ""
+    hidden = loop.condition in {Condition.RESTARTING, Condition.STOPPED, Condition.SILENT} or loop.since is None
+    since = "" if hidden or loop.since is None else f"  (for {duration(now - loop.since)})"
+    return f"  {loop.loop:<9} {loop.text}{since}{restarts if loop.condition is not Condition.RESTARTING else ''}"
+
+
+def _progress_lines(progress: Progress, now: float) -> list[str]:
+    turns = sum(progress.turns_by_state.values())
+    last = "none yet"
+    if progress.last_step_at is not None:
+        moment = datetime.fromtimestamp(progress.last_step_at).strftime("%H:%M:%S")
+        age = duration(now - progress.last_step_at)
+        last = f"step {progress.steps}, {progress.last_step_samples} samples, at {moment} ({age} ago)"
+    rows = [
+        ("sessions", str(progress.sessions)),
+        ("turns", f"{turns}  {_tally(progress.turns_by_state)}".rstrip()),
+        ("excluded", _tally(progress.turns_by_reason) or "none"),
+        ("judged", f"{progress.judgements}, {progress.hints} with a hint"),
+        ("samples", _tally(progress.samples_by_state) or "none"),
+        ("batch", progress.due),
+        ("version", f"{progress.version} in service"),
+        ("last step", last),
+    ]
+    return [f"  {name:<9} {text}" for name, text in rows]
+
+
+def _tally(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
+
+
+def duration(seconds: float) -> str:
+    """`8 s`, `3 min 20 s`, `2 h 5 min`."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -1,0 +1,264 @@
+"""`openclaw-rl up`: starts the loops of one deployment as processes, keeps them alive, and ends them in order.
+
+As a module of its own (`python -m openclaw_rl.supervision.supervisor --config FILE`) it is the process behind
+`deployment.Deployment`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from openclaw_rl.config import Config
+from openclaw_rl.config_render import write_private_json
+from openclaw_rl.config_sources import ConfigError, load_json
+from openclaw_rl.supervision.child import EXIT_CONFIGURATION, EXIT_NO_RESTART, configure_logging
+from openclaw_rl.supervision.children import (
+    START_ORDER,
+    Backoff,
+    Child,
+    cpu_count,
+    loop_command,
+    loop_environment,
+)
+from openclaw_rl.supervision.ports import base_url, resolve_ports
+from openclaw_rl.supervision.process import die_with_parent, stop_event
+from openclaw_rl.supervision.readiness import ReadinessProbe
+from openclaw_rl.supervision.state import (
+    Phase,
+    RunDirLock,
+    SupervisorState,
+    child_config_path,
+    process_alive,
+    process_created_at,
+    read_state,
+)
+from openclaw_rl.types import LoopName
+
+logger = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.05
+ENGINE_SHARE_OF_SHUTDOWN = 1 / 3
+"""The part of the shutdown time kept for the engine, which ends last: streams that are open need it."""
+
+CommandFor = Callable[[LoopName, Config], Sequence[str]]
+
+
+def prepare(config: Config) -> Config:
+    """The tree that the loops run with: an absolute run_dir, real ports, a real number of engine threads.
+
+    Raises:
+        ConfigError: if a port cannot be bound.
+    """
+    engine = config.engine.model_copy(update={"threads": config.engine.threads or max(1, cpu_count() - 1)})
+    absolute = config.run_dir.expanduser().absolute()
+    return resolve_ports(config.model_copy(update={"run_dir": absolute, "engine": engine}))
+
+
+class Supervisor:
+    """One deployment. `say` gets sentences for the person who started it, `on_ready` the URL for clients."""
+
+    def __init__(
+        self,
+        config: Config,
+        say: Callable[[str], None],
+        *,
+        on_ready: Callable[[str], None] | None = None,
+        command_for: CommandFor = loop_command,
+    ) -> None:
+        self._requested = config
+        self._say = say
+        self._on_ready = on_ready
+        self._command_for = command_for
+        self._run_dir = config.run_dir.expanduser().absolute()
+        self._lock = RunDirLock(self._run_dir)
+        self._children: list[Child] = []
+        self._phase = Phase.STARTING
+        self._started_at = time.time()
+        self._failure: str | None = None
+
+    def run(self, stop: threading.Event) -> int:
+        """Start the loops and mind them until `stop` is set; the exit code: 0, or 1 if they could not be started.
+
+        Call it from the main thread, to which the processes are tied.
+
+        Raises:
+            ConfigError: if the directory is in use or a port cannot be bound; nothing was started then.
+        """
+        self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._lock.acquire()
+        try:
+            self._wait_for_leftovers()
+            self._config = prepare(self._requested)
+            self._prepare_files()
+            try:
+                self._start()
+                self._mind(stop)
+            finally:
+                self._shut_down()
+        finally:
+            self._lock.release()
+        if self._failure is not None:
+            self._say(self._failure)
+        return 0 if self._failure is None else 1
+
+    # --- starting ------------------------------------------------------------------------------------------
+
+    def _wait_for_leftovers(self) -> None:
+        """Processes of a supervisor that was killed end by themselves; two sets must not share one store."""
+        try:
+            before = read_state(self._run_dir)
+        except ConfigError as error:
+            logger.warning("%s; it will be replaced", error)
+            return
+        deadline = time.monotonic() + self._requested.supervisor.shutdown_timeout_s
+        for name, child in before.children.items() if before is not None else ():
+            while child.pid is not None and process_alive(child.pid, child.created_at):
+                if time.monotonic() > deadline:
+                    raise ConfigError(
+                        f"{self._run_dir}: {name} of an earlier deployment still runs (pid {child.pid}): end it first"
+                    )
+                time.sleep(POLL_INTERVAL_S)
+
+    def _prepare_files(self) -> None:
+        self._config.logs_dir.mkdir(exist_ok=True, mode=0o700)
+        write_private_json(self._config, child_config_path(self._run_dir))
+        serving, engine = self._config.serving, self._config.engine
+        self._gateway_url = base_url(serving.host, serving.port)
+        self._engine_url = base_url(engine.host, engine.port)
+        settings = self._config.supervisor
+        self._children = [
+            Child(
+                loop,
+                self._command_for(loop, self._config),
+                loop_environment(loop, self._config, os.environ),
+                self._config.logs_dir / f"{loop.value}.log",
+                Backoff(settings.restart_backoff_s, settings.max_backoff_s),
+            )
+            for loop in START_ORDER
+        ]
+
+    def _start(self) -> None:
+        for child in self._children:
+            child.start()
+        self._write_state()
+
+    # --- running -------------------------------------------------------------------------------------------
+
+    def _mind(self, stop: threading.Event) -> None:
+        probe = ReadinessProbe(self._gateway_url)
+        probe.start()
+        deadline = time.monotonic() + self._config.supervisor.ready_timeout_s
+        try:
+            while not stop.wait(POLL_INTERVAL_S) and self._failure is None:
+                changed = self._reap_and_restart()
+                if self._phase is Phase.STARTING:
+                    changed |= self._check_ready(probe, deadline)
+                if changed:
+                    self._write_state()
+        finally:
+            probe.stop()
+        if stop.is_set():
+            self._say("stopping")
+
+    def _reap_and_restart(self) -> bool:
+        changed = False
+        for child in self._children:
+            ended = child.reap(restart=True)
+            if ended is not None:
+                changed = True
+                self._tell_end(child, ended.words(), fatal=ended.code in EXIT_NO_RESTART)
+            changed |= child.start_if_due()
+        return changed
+
+    def _tell_end(self, child: Child, words: str, *, fatal: bool) -> None:
+        last = child.last_log_line()
+        reason = f": {last}" if last else ""
+        if fatal:
+            child.cancel_restart()
+            self._failure = f"{child.loop} cannot run with this configuration{reason}"
+            return
+        wait = max(0.0, (child.state.next_start_at or 0.0) - time.time())
+        self._say(f"{child.loop}: {words}, restarting in {wait:.1f} s ({child.log}{reason})")
+
+    def _check_ready(self, probe: ReadinessProbe, deadline: float) -> bool:
+        if probe.ready:
+            self._phase = Phase.READY
+            self._say(f"ready after {time.time() - self._started_at:.0f} s: {self._gateway_url}/v1")
+            if self._on_ready is not None:
+                self._on_ready(f"{self._gateway_url}/v1")
+            return True
+        if time.monotonic() > deadline:
+            waited = self._config.supervisor.ready_timeout_s
+            self._failure = f"not ready after {waited:.0f} s: {probe.last}; see the logs in {self._config.logs_dir}"
+        return False
+
+    # --- stopping ------------------------------------------------------------------------------------------
+
+    def _shut_down(self) -> None:
+        """SIGTERM in reverse order, the engine once the gateway has let its streams end; SIGKILL at the end."""
+        self._phase = Phase.STOPPING
+        self._write_state()
+        timeout = self._config.supervisor.shutdown_timeout_s
+        end = time.monotonic() + timeout
+        engine = [child for child in self._children if child.loop is LoopName.ENGINE]
+        others = [child for child in reversed(self._children) if child.loop is not LoopName.ENGINE]
+        self._terminate(others, end - timeout * ENGINE_SHARE_OF_SHUTDOWN)
+        self._terminate(engine, end)
+        for child in self._children:
+            if child.running:
+                logger.warning("%s did not end within %.0f s and is killed", child.loop, timeout)
+                child.kill()
+                child.reap(restart=False)
+        self._phase = Phase.STOPPED
+        self._write_state()
+
+    def _terminate(self, children: Sequence[Child], deadline: float) -> None:
+        for child in children:
+            child.cancel_restart()
+            child.terminate()
+        while any(child.running for child in children) and time.monotonic() < deadline:
+            for child in children:
+                child.reap(restart=False)
+            time.sleep(POLL_INTERVAL_S / 5)
+
+    # --- telling others ------------------------------------------------------------------------------------
+
+    def _write_state(self) -> None:
+        SupervisorState(
+            phase=self._phase,
+            pid=os.getpid(),
+            created_at=process_created_at(os.getpid()) or self._started_at,
+            started_at=self._started_at,
+            run_dir=str(self._run_dir),
+            url=f"{self._gateway_url}/v1",
+            engine_url=self._engine_url,
+            children={child.loop.value: child.state for child in self._children},
+        ).write()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The supervisor as a process of its own; its sentences go to the log on standard error."""
+    parser = argparse.ArgumentParser(prog="openclaw_rl.supervision.supervisor")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--parent", type=int)
+    arguments = parser.parse_args(argv)
+    if arguments.parent is not None:
+        die_with_parent(arguments.parent)
+    stop = stop_event()
+    configure_logging("supervisor")
+    try:
+        return Supervisor(load_json(arguments.config), logger.info).run(stop)
+    except ConfigError as error:
+        logger.error("%s", error)
+        return EXIT_CONFIGURATION
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""Samples to tensors: one flat row of response tokens, and padded micro-batches that read and write it.
+
+Everything that is known or computed per response token lies in one flat row of N tokens, sample after sample, each
+token once. A micro-batch is only a way to run the model over some of the sequences; how they are cut, sorted and
+padded changes nothing but speed. (Packing without padding would be another `plan_micro_batches`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openclaw_rl.config import LossConfig
+from openclaw_rl.training.losses import token_weights
+from openclaw_rl.types import Method, Sample
+
+MAX_PADDING = 0.15
+"""Share of padding above which a sequence opens a micro-batch of its own: padding costs as much as text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSequence:
+    """A prompt and a response to score. `start`: where the response's first token lies in the flat row."""
+
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    start: int
+
+    def __post_init__(self) -> None:
+        if not self.prompt_ids or not self.response_ids:
+            raise ValueError("a sequence has a prompt and a response")
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MicroBatch:
+    """Sequences padded on the right to one length, for one forward pass.
+
+    `input_ids` [B, T]. For each of its R response tokens: `rows`, `columns` [R] the position whose hidden state
+    predicts it (one before it), and `flat` [R] its place in the flat row. No attention mask: under causal attention
+    nothing real looks at what is padded on the right.
+    """
+
+    input_ids: Tensor
+    rows: Tensor
+    columns: Tensor
+    flat: Tensor
+
+    @property
+    def padded_tokens(self) -> int:
+        """B × T: what the forward pass costs."""
+        return self.input_ids.numel()
+
+
+def plan_micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[MicroBatch]:
+    """Cut sequences, sorted by length, into micro-batches of at most `max_tokens` padded tokens.
+
+    A sequence longer than `max_tokens` is a micro-batch of its own. Longest first, so that a batch which does not
+    fit in memory fails at its beginning.
+    """
+    groups: list[list[TokenSequence]] = []
+    for sequence in sorted(sequences, key=len, reverse=True):
+        if groups:
+            width, height = len(groups[-1][0]), len(groups[-1]) + 1
+            padded = width * height
+            real = sum(map(len, groups[-1])) + len(sequence)
+            if padded <= max_tokens and 1.0 - real / padded <= MAX_PADDING:
+                groups[-1].append(sequence)
+                continue
+        groups.append([sequence])
+    return [_pad(group) for group in groups]
+
+
+def _pad(group: Sequence[TokenSequence]) -> MicroBatch:
+    input_ids = torch.zeros(len(group), max(map(len, group)), dtype=torch.long)
+    rows, columns, flat = [], [], []
+    for row, sequence in enumerate(group):
+        input_ids[row, : len(sequence)] = torch.tensor(sequence.prompt_ids + sequence.response_ids)
+        length = len(sequence.response_ids)
+        first = len(sequence.prompt_ids) - 1
+        rows.append(torch.full((length,), row))
+        columns.append(torch.arange(first, first + length))
+        flat.append(torch.arange(sequence.start, sequence.start + length))
+    return MicroBatch(input_ids=input_ids, rows=torch.cat(rows), columns=torch.cat(columns), flat=torch.cat(flat))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainBatch:
+    """One step's samples as tensors.
+
+    The flat row, all [N]: `targets` the sampled tokens, `old` the engine's log-probabilities, `temperature`,
+    `owner` the sample's index, `rewards` (0 where there is none), `reward_mask`, `hint_mask` where each signal
+    exists *and the method uses it*, `versions` that drew the token, `weights` of the
+    reduction (0 where no signal is).
+
+    Demonstrations (accepted retries) have a flat row of their own, [M]: `demo_targets`, `demo_temperature`,
+    `demo_weights`; `demo_owners` are the samples they ride on.
+
+    `sequences` are the samples in order; `demos` the demonstrations; `starts` [S + 1] bounds the samples.
+    """
+
+    samples: tuple[Sample, ...]
+    sequences: tuple[TokenSequence, ...]
+    starts: tuple[int, ...]
+    targets: Tensor
+    old: Tensor
+    temperature: Tensor
+    owner: Tensor
+    rewards: Tensor
+    reward_mask: Tensor
+    hint_mask: Tensor
+    versions: Tensor
+    weights: Tensor
+    demos: tuple[TokenSequence, ...]
+    demo_targets: Tensor
+    demo_temperature: Tensor
+    demo_weights: Tensor
+    demo_owners: tuple[int, ...]
+
+    @property
+    def hinted(self) -> tuple[int, ...]:
+        """Indices of the samples that the teacher is asked about."""
+        return tuple(i for i, start in enumerate(self.starts[:-1]) if bool(self.hint_mask[start]))
+
+    @property
+    def signals(self) -> int:
+        """How many samples have any signal, demonstrations included."""
+        acting = {int(owner) for owner in self.owner[self.weights > 0]}
+        return len(acting | set(self.demo_owners))
+
+    @property
+    def present_rewards(self) -> Tensor:
+        """The rewards that exist, one per sample."""
+        firsts = torch.tensor(self.starts[:-1], dtype=torch.long)
+        return self.rewards[firsts][self.reward_mask[firsts]]
+
+
+def build_batch(samples: Sequence[Sample], method: Method, loss: LossConfig) -> TrainBatch:
+    """The tensors of one step. Which signals count is decided here, by `method` and the weights, and only here."""
+    use_reward = method is not Method.OPD and loss.w_rl > 0
+    use_hint = method is not Method.BINARY_RL and loss.w_opd > 0
+    use_retry = loss.w_retry > 0
+    lengths = [len(sample.tokens.response_ids) for sample in samples]
+    starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+
+    def spread(values: Sequence[float | bool], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(list(values), dtype=dtype).repeat_interleave(torch.tensor(lengths))
+
+    owner = spread(range(len(samples)), torch.long)
+    reward_mask = spread([use_reward and sample.reward is not None for sample in samples], torch.bool)
+    hint_mask = spread([use_hint and sample.hint is not None for sample in samples], torch.bool)
+    retries = [(s, s.retry) for s in samples if use_retry and s.retry is not None]
+    demo_lengths = [len(retry.response_ids) for _, retry in retries]
+    effective = int(torch.unique(owner[reward_mask | hint_mask]).numel())
+    share = 1.0 / max(effective, len(retries), 1)
+    return TrainBatch(
+        samples=tuple(samples),
+        sequences=tuple(
+            TokenSequence(prompt_ids=s.tokens.prompt_ids, response_ids=s.tokens.response_ids, start=start)
+            for s, start in zip(samples, starts, strict=False)
+        ),
+        starts=tuple(starts),
+        targets=torch.tensor([token for s in samples for token in s.tokens.response_ids]),
+        old=torch.tensor([logprob for s in samples for logprob in s.logprobs], dtype=torch.float32),
+        temperature=spread([s.sampling.temperature for s in samples], torch.float32),
+        owner=owner,
+        rewards=spread([0.0 if s.reward is None else s.reward for s in samples], torch.float32),
+        reward_mask=reward_mask,
+        hint_mask=hint_mask,
+        versions=torch.tensor([version for s in samples for version in s.tokens.versions]),
+        weights=token_weights(owner, reward_mask | hint_mask, loss.reduction),
+        demos=tuple(
+            TokenSequence(prompt_ids=retry.prompt_ids, response_ids=retry.response_ids, start=sum(demo_lengths[:i]))
+            for i, (_, retry) in enumerate(retries)
+        ),
+        demo_targets=torch.tensor([t for _, retry in retries for t in retry.response_ids], dtype=torch.long),
+        demo_temperature=torch.tensor(
+            [s.sampling.temperature for s, retry in retries for _ in retry.response_ids], dtype=torch.float32
+        ),
+        demo_weights=torch.tensor([share / n for n in demo_lengths for _ in range(n)], dtype=torch.float32),
+        demo_owners=tuple(i for i, s in enumerate(samples) if use_retry and s.retry is not None),
+    )

@@ -1,0 +1,130 @@
+"""Checkpoints: a directory that is wholly there or not there, and from which training goes on bit for bit.
+
+    step-000012/
+      adapter/           a plain PEFT directory with a manifest of its own: what engines and Transformers load
+      trainer_state.pt   optimiser, random numbers, counters, baseline, configuration, the samples trained
+      manifest.json      checksums of everything above
+
+Which one to resume from is never guessed from the disk: the store's last committed step names it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from openclaw_rl.policy_files import ADAPTER_DIR, fsync, verify_manifest, write_manifest
+from openclaw_rl.training.trainer import Trainer, TrainerState
+
+log = logging.getLogger(__name__)
+
+STATE_FILE = "trainer_state.pt"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "step-"
+_TEMPORARY = ".writing-"
+
+
+def checkpoint_path(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return root / f"{_PREFIX}{step:06d}"
+
+
+def save_checkpoint(trainer: Trainer, root: Path) -> Path:
+    """Write the trainer's present state as the checkpoint of its step; returns its directory.
+
+    Written beside its place, made durable, then renamed there: a crash leaves the old world or the new one. A
+    directory already there is of a step that never committed (a committed one is resumed from, not repeated).
+    """
+    state = trainer.state()
+    final = checkpoint_path(root, state.step)
+    temporary = root / f"{_TEMPORARY}{final.name}"
+    root.mkdir(parents=True, exist_ok=True)
+    for leftover in (temporary, final):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    temporary.mkdir()
+    trainer.model.save_pretrained(temporary / ADAPTER_DIR, save_embedding_layers=False)
+    torch.save(
+        {
+            "step": state.step,
+            "baseline": state.baseline,
+            "optimizer": state.optimizer,
+            "rng": state.rng,
+            "trained": list(state.trained),
+            "config": trainer.config.model_dump_json(),
+        },
+        temporary / STATE_FILE,
+    )
+    about: dict[str, Any] = {"step": state.step, "version": state.step}
+    write_manifest(temporary / ADAPTER_DIR, about)
+    write_manifest(temporary, about)
+    os.rename(temporary, final)
+    fsync(root)
+    return final
+
+
+def load_checkpoint(path: Path) -> TrainerState:
+    """Read a checkpoint, every file checked against its manifest first.
+
+    Raises:
+        CorruptPolicy: if it is not what was written.
+    """
+    verify_manifest(path)
+    saved = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+    return TrainerState(
+        step=saved["step"],
+        baseline=saved["baseline"],
+        adapter=load_file(path / ADAPTER_DIR / WEIGHTS_FILE),
+        optimizer=saved["optimizer"],
+        rng=saved["rng"],
+        trained=tuple(saved["trained"]),
+    )
+
+
+class UnknownCheckpoints(RuntimeError):
+    """Checkpoints that the store knows nothing of: it was lost or exchanged, and overwriting them would lose more."""
+
+
+def discard_uncommitted(root: Path, last_step: int) -> list[str]:
+    """Remove what a dead trainer left: half-written directories, and the checkpoint of the step it did not commit.
+
+    Raises:
+        UnknownCheckpoints: if there are later ones, which no dead trainer of this store can have left.
+    """
+    found = _directories(root)
+    strange = [path.name for path in found if (_step_of(path) or 0) > last_step + 1]
+    if strange:
+        raise UnknownCheckpoints(
+            f"{root} holds {', '.join(sorted(strange))}, but the store's last step is {last_step}: move them away"
+        )
+    removed = [path for path in found if path.name.startswith(_TEMPORARY) or _step_of(path) == last_step + 1]
+    for path in removed:
+        shutil.rmtree(path)
+    return [path.name for path in removed]
+
+
+def prune_checkpoints(root: Path, *, keep: int, in_use: Collection[int]) -> list[str]:
+    """Remove all but the last `keep` checkpoints; never one in `in_use` (steps), nor the last, whatever `keep` is."""
+    found = sorted((step, path) for path in _directories(root) if (step := _step_of(path)) is not None)
+    removed = []
+    for step, path in found[: -max(keep, 1)]:
+        if step not in in_use:
+            shutil.rmtree(path)
+            removed.append(path.name)
+    return removed
+
+
+def _directories(root: Path) -> list[Path]:
+    return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+
+
+def _step_of(path: Path) -> int | None:
+    digits = path.name.removeprefix(_PREFIX)
+    return int(digits) if path.name.startswith(_PREFIX) and digits.isdigit() else None

@@ -1,0 +1,73 @@
+"""The training process: the real parts of the training loop, put together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+import torch
+
+from openclaw_rl.config import Config
+from openclaw_rl.judging.hints import insert_hint
+from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
+from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.engines.rendering import Renderer
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.training.cycle import TrainingLoop
+from openclaw_rl.training.publish import EnginePublisher
+from openclaw_rl.training.trainer import TeacherPrompt, Trainer
+from openclaw_rl.types import LoopName, Sample
+
+
+def run(config: Config, stop: threading.Event) -> None:
+    """The training process: one fp32 copy of the base, one adapter, until `stop` is set."""
+    _be_polite(config.training.threads, config.training.niceness)
+    store = Store.open(config.store_path)
+    try:
+        reporter = LoopReporter(store, LoopName.TRAINING)
+        reporter.working("loading the model")
+        trainer = load_trainer(config)
+        publisher = EnginePublisher(store, _connector(config), timeout_s=config.training.publish_timeout_s)
+        TrainingLoop(
+            config=config, store=store, trainer=trainer, publisher=publisher, reporter=reporter, stop=stop
+        ).run()
+    finally:
+        store.close()
+
+
+def load_trainer(config: Config) -> Trainer:
+    """The configured base model with a fresh adapter."""
+    path = resolve_model(config.model)
+    renderer = Renderer(load_tokenizer(path))
+    return Trainer(
+        config=config.training,
+        model=load_causal_lm(path, dtype=config.model.dtype),
+        base_path=str(path),
+        teacher_prompt=teacher_prompt(renderer),
+        full_batch=config.rollout.batch_size,
+    )
+
+
+def teacher_prompt(renderer: Renderer) -> TeacherPrompt:
+    """The prompt that the teacher reads: the sample's messages with its hint put in, rendered as the engine does."""
+
+    def prompt(sample: Sample) -> tuple[int, ...]:
+        if sample.hint is None:
+            raise ValueError("a sample without a hint has no teacher prompt")
+        return tuple(renderer.render(insert_hint(sample.messages, sample.hint), sample.tools))
+
+    return prompt
+
+
+def _connector(config: Config) -> Callable[[], Engine]:
+    return lambda: EmbeddedEngine.from_config(config)
+
+
+def _be_polite(threads: int, niceness: int) -> None:
+    """Leave the machine to whoever is talking to the policy."""
+    if threads:
+        torch.set_num_threads(threads)
+    os.nice(niceness)

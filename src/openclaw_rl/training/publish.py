@@ -1,0 +1,81 @@
+"""Putting a committed version into service: the engine loads it, then the store says that it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineOverloaded, EngineUnavailable
+from openclaw_rl.store import Store
+from openclaw_rl.types import PolicyVersion, VersionState
+
+log = logging.getLogger(__name__)
+
+RETRY_INTERVAL_S = 0.2
+HEARTBEAT_S = 0.5
+
+
+class PublishError(Exception):
+    """The version is not in service; its message is a sentence for `status`. Trying again is safe."""
+
+
+class Publisher(Protocol):
+    """Puts one version into service."""
+
+    def publish(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
+        """Load and serve `version`, calling `heartbeat` about twice a second.
+
+        Raises:
+            PublishError: if it could not be done in time.
+        """
+        ...
+
+
+class EnginePublisher:
+    """Publishes through the engine protocol: load under the version's own name, then serve it."""
+
+    def __init__(self, store: Store, connect: Callable[[], Engine], *, timeout_s: float) -> None:
+        """`connect` makes a fresh engine adapter; each publication uses one and closes it."""
+        self._store = store
+        self._connect = connect
+        self._timeout_s = timeout_s
+
+    def publish(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
+        """Load `version` in the engine, retrying until the timeout, and make it the one that serves."""
+        with self._store.status.span("publish", version=version.version):
+            asyncio.run(self._load(version, heartbeat))
+            self._store.versions.serve(version.version)
+
+    async def _load(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
+        engine = self._connect()
+        loading = asyncio.create_task(self._load_until_it_works(engine, version))
+        deadline = asyncio.get_running_loop().time() + self._timeout_s
+        try:
+            while not loading.done():
+                heartbeat()
+                await asyncio.wait({loading}, timeout=HEARTBEAT_S)
+                if asyncio.get_running_loop().time() > deadline and not loading.done():
+                    raise PublishError(f"the engine did not load {version.name} within {self._timeout_s:.0f} s")
+            loading.result()
+        finally:
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
+            await engine.close()
+
+    async def _load_until_it_works(self, engine: Engine, version: PolicyVersion) -> None:
+        while True:
+            try:
+                await engine.load_version(version)
+            except (EngineUnavailable, EngineOverloaded):
+                await asyncio.sleep(RETRY_INTERVAL_S)
+            except EngineError as error:
+                raise PublishError(f"the engine refuses {version.name}: {error}") from error
+            else:
+                return
+
+
+def candidates(store: Store) -> list[PolicyVersion]:
+    """Versions that are committed and not yet in service, the oldest first."""
+    return [version for version in store.versions.all() if version.state is VersionState.CANDIDATE]

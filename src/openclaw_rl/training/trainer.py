@@ -1,0 +1,351 @@
+"""One optimiser step: samples in, a changed adapter and its measurements out.
+
+The trainer knows no store, no engine and no clock but its own; `loop` gives it samples and keeps what it makes.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from torch import Tensor
+
+from openclaw_rl.config import TrainingConfig
+from openclaw_rl.training import gate, losses
+from openclaw_rl.training.advantages import running_baseline
+from openclaw_rl.training.batch import MicroBatch, TokenSequence, TrainBatch, build_batch, plan_micro_batches
+from openclaw_rl.training.meter import Meter
+from openclaw_rl.training.objective import StepContext, loss_terms
+from openclaw_rl.training.scorer import Mode, Scorer
+from openclaw_rl.types import Sample
+
+log = logging.getLogger(__name__)
+
+HEAD_CHUNK = 64
+"""Response tokens whose distributions exist at once: 64 x 49,152 entries are 13 MB, and a dozen such are alive."""
+
+PROBE_SEQUENCES = 2
+"""Sequences read again after the step, so that the gate judges the new weights and not the old."""
+
+TeacherPrompt = Callable[[Sample], Sequence[int]]
+"""The token ids of a sample's prompt with its hint put in; asked only for samples that have one."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepOutcome:
+    """What a step did. `refused` says why it did nothing after all: the trainer is then as it was before."""
+
+    step: int
+    metrics: Mapping[str, float]
+    seconds: float
+    refused: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainerState:
+    """All that a step changes: what a checkpoint holds and what a refused step goes back to.
+
+    `step` counts committed steps, and is also the version of the adapter that they made.
+    """
+
+    step: int
+    baseline: float | None
+    adapter: dict[str, Tensor]
+    optimizer: dict[str, Any]
+    rng: Tensor
+    trained: tuple[str, ...] = field(default=())
+
+
+class NonFinite(ArithmeticError):
+    """A loss or a gradient that is no number."""
+
+
+class Trainer:
+    """A model with a LoRA adapter, its optimiser, and the step.
+
+    It seeds and uses the process's global random numbers: a trainer is alone in its process.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: TrainingConfig,
+        model: Any,
+        base_path: str,
+        teacher_prompt: TeacherPrompt,
+        full_batch: int | None = None,
+    ) -> None:
+        """Freeze `model`, a causal LM, and put a fresh adapter on it.
+
+        `base_path`: where the model lies, recorded in the adapter. `full_batch`: how many samples `config.lr` is
+        meant for; fewer take a proportionally smaller step, because Adam's does not shrink with its evidence.
+        """
+        self._full_batch = full_batch
+        self.config = config
+        self._teacher_prompt = teacher_prompt
+        torch.manual_seed(config.seed)
+        self.context_length = int(model.config.max_position_embeddings)
+        self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        self.model = get_peft_model(
+            model,
+            LoraConfig(
+                r=config.lora.rank,
+                lora_alpha=config.lora.alpha,
+                lora_dropout=config.lora.dropout,
+                target_modules=list(config.lora.target_modules),
+                bias="none",
+                task_type="CAUSAL_LM",
+            ),
+        )
+        self.model.peft_config["default"].base_model_name_or_path = base_path
+        self.scorer = Scorer(self.model)
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._optimizer = torch.optim.AdamW(self._parameters, **self._optimizer_settings())
+        self.step_number = 0
+        self.baseline: float | None = None
+        self._trained: tuple[str, ...] = ()
+
+    # --- state ---------------------------------------------------------------------------------------------
+
+    def state(self) -> TrainerState:
+        """A copy of everything a step changes."""
+        adapter = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return TrainerState(
+            step=self.step_number,
+            baseline=self.baseline,
+            adapter={name: tensor.detach().clone() for name, tensor in adapter.items()},
+            optimizer=copy.deepcopy(self._optimizer.state_dict()),
+            rng=torch.get_rng_state(),
+            trained=self._trained,
+        )
+
+    def restore(self, state: TrainerState) -> None:
+        """Be what `state` was; the configuration's learning rate and decay stay in force.
+
+        Raises:
+            ValueError: where the adapter is of another shape than the configuration's.
+        """
+        own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        shapes = {name: tensor.shape for name, tensor in own.items()}
+        if shapes != {name: tensor.shape for name, tensor in state.adapter.items()}:
+            raise ValueError("training.lora differs from that of the checkpoint to resume from")
+        set_peft_model_state_dict(self.model, state.adapter)
+        self._optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+        for group in self._optimizer.param_groups:
+            group.update(self._optimizer_settings())
+        torch.set_rng_state(state.rng)
+        self.step_number, self.baseline, self._trained = state.step, state.baseline, state.trained
+
+    def _optimizer_settings(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "lr": config.lr,
+            "betas": (config.adam_beta1, config.adam_beta2),
+            "weight_decay": config.weight_decay,
+        }
+
+    # --- the step ------------------------------------------------------------------------------------------
+
+    def unusable(self, sample: Sample) -> str | None:
+        """Why this sample cannot be trained by this model, as a counter's name, or None."""
+        tokens = sample.tokens
+        prompts = [tokens.prompt_ids]
+        if sample.hint is not None:
+            prompts.append(tuple(self._teacher_prompt(sample)))
+        sequences = [(*prompt, *tokens.response_ids) for prompt in prompts]
+        if sample.retry is not None:
+            sequences.append((*sample.retry.prompt_ids, *sample.retry.response_ids))
+        if max(map(len, sequences)) > self.context_length:
+            return "too_long"
+        if max(map(max, sequences)) >= self.vocabulary:
+            return "unknown_token"
+        if sample.sampling.temperature <= 0.0:
+            return "greedy"
+        return None
+
+    def step(self, samples: Sequence[Sample], progress: Progress = lambda _: None) -> StepOutcome:
+        """Train on `samples` once, `epochs_per_batch` passes; all of it, or (refused) nothing.
+
+        `progress` is called with a sentence between any two forward or backward passes.
+        """
+        started = time.monotonic()
+        before = self.state()
+        batch = build_batch(samples, self.config.method, self.config.loss)
+        meter = Meter()
+        try:
+            refused = self._train(batch, meter, progress)
+        except NonFinite as error:
+            refused = str(error)
+        if refused is not None:
+            log.warning("step refused: %s", refused)
+            self._optimizer.zero_grad(set_to_none=True)
+            self.restore(before)
+        else:
+            self.step_number += 1
+            self._trained = tuple(sample.turn_id for sample in samples)
+        return StepOutcome(
+            step=before.step + 1,
+            metrics={**meter.means(), **_batch_metrics(batch, before.step)},
+            seconds=time.monotonic() - started,
+            refused=refused,
+        )
+
+    def _train(self, batch: TrainBatch, meter: Meter, progress: Progress) -> str | None:
+        context, next_baseline = self._context(batch, progress)
+        meter.set("baseline", context.baseline)
+        for epoch in range(self.config.epochs_per_batch):
+            self._optimizer.zero_grad(set_to_none=True)
+            self._policy_gradients(context, meter, progress, first=epoch == 0)
+            if epoch == 0:  # a demonstration is shown once, however often the batch is gone over
+                self._retry_gradients(batch, meter, progress)
+            self._apply(batch, meter)
+        self.baseline = next_baseline
+        progress("probing the new weights")
+        meter.set("kl_after", self._probe(context))
+        return gate.verdict(meter.means(), self._parameters, self.config.gate)
+
+    def _context(self, batch: TrainBatch, progress: Progress) -> tuple[StepContext, float | None]:
+        """Everything that is read before the first gradient: the reference, and the teacher under the hints."""
+        size, budget = batch.targets.numel(), self.config.max_tokens_per_micro_batch
+        used, next_baseline = 0.0, self.baseline
+        if self.config.loss.baseline == "running":
+            used, next_baseline = running_baseline(
+                self.baseline, batch.present_rewards, self.config.loss.baseline_decay
+            )
+
+        def read(sequences: Sequence[TokenSequence], mode: Mode) -> Tensor:
+            return self.scorer.hidden_row(
+                sequences, mode, length=size, max_tokens=budget, progress=lambda: progress(f"reading the {mode}")
+            )
+
+        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
+        reference = read(acting, Mode.REFERENCE)
+        teacher = read([self._hinted(batch, index) for index in batch.hinted], Mode.TEACHER)
+        context = StepContext(
+            batch=batch,
+            baseline=used,
+            reference=reference,
+            teacher=teacher,
+            old=torch.zeros_like(reference),
+        )
+        return context, next_baseline
+
+    def _hinted(self, batch: TrainBatch, index: int) -> TokenSequence:
+        """The same response ids under the prompt that holds the hint."""
+        own = batch.sequences[index]
+        prompt = tuple(self._teacher_prompt(batch.samples[index]))
+        return TokenSequence(prompt_ids=prompt, response_ids=own.response_ids, start=own.start)
+
+    def _policy_gradients(self, context: StepContext, meter: Meter, progress: Progress, *, first: bool) -> None:
+        batch = context.batch
+        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
+        for micro in self._micro_batches(acting):
+            hidden = self.scorer.hidden(micro, Mode.STUDENT)
+            if first:
+                context.old[micro.flat] = hidden.detach().float()
+            leaf = hidden.detach().requires_grad_()
+            for piece in _pieces(leaf.shape[0]):
+                flat = micro.flat[piece]
+                student = self.scorer.log_distribution(leaf[piece], batch.temperature[flat])
+                terms = loss_terms(
+                    student, flat, context, self.scorer.log_distribution, self.config.loss, first=first
+                )
+                weights = batch.weights[flat]
+                loss = (terms.total * weights).sum()
+                untouched = batch.versions[flat] == self.step_number if first else torch.zeros_like(flat).bool()
+                meter.add_terms(terms, weights, same_version=untouched)
+                _backward(loss)
+            progress("computing gradients")
+            _continue_backward(hidden, leaf)
+            progress("computing gradients")
+
+    def _retry_gradients(self, batch: TrainBatch, meter: Meter, progress: Progress) -> None:
+        for micro in self._micro_batches(batch.demos):
+            hidden = self.scorer.hidden(micro, Mode.STUDENT)
+            leaf = hidden.detach().requires_grad_()
+            for piece in _pieces(leaf.shape[0]):
+                flat = micro.flat[piece]
+                logprobs = self.scorer.log_distribution(leaf[piece], batch.demo_temperature[flat])
+                own = logprobs.gather(-1, batch.demo_targets[flat].unsqueeze(-1)).squeeze(-1)
+                nll = losses.negative_log_likelihood(own)
+                loss = self.config.loss.w_retry * (nll * batch.demo_weights[flat]).sum()
+                meter.total("loss_retry", float(loss.detach()))
+                _backward(loss)
+            _continue_backward(hidden, leaf)
+            progress("computing gradients of accepted retries")
+
+    def _micro_batches(self, sequences: Sequence[TokenSequence]) -> Iterator[MicroBatch]:
+        yield from plan_micro_batches(sequences, self.config.max_tokens_per_micro_batch)
+
+    def _apply(self, batch: TrainBatch, meter: Meter) -> None:
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
+        meter.set("grad_norm", norm)
+        if not torch.isfinite(torch.tensor(norm)):
+            raise NonFinite("gradient_not_finite")
+        share = 1.0 if self._full_batch is None else min(1.0, batch.signals / self._full_batch)
+        meter.set("lr", self.config.lr * share)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.config.lr * share
+        self._optimizer.step()
+
+    def _probe(self, context: StepContext) -> float:
+        """Mean exact KL to the base of the new weights, nats per token, on the shortest sequences of the batch."""
+        batch = context.batch
+        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
+        values = []
+        for sequence in sorted(acting, key=len)[:PROBE_SEQUENCES]:
+            (micro,) = plan_micro_batches([sequence], len(sequence))
+            with torch.no_grad():
+                hidden = self.scorer.hidden(micro, Mode.TEACHER)
+                for piece in _pieces(hidden.shape[0]):
+                    flat = micro.flat[piece]
+                    temperature = batch.temperature[flat]
+                    student = self.scorer.log_distribution(hidden[piece], temperature)
+                    reference = self.scorer.log_distribution(context.reference[flat], temperature)
+                    values.append(losses.exact_kl(student, reference))
+        return float(torch.cat(values).mean()) if values else 0.0
+
+
+def _pieces(length: int) -> Iterator[slice]:
+    for start in range(0, length, HEAD_CHUNK):
+        yield slice(start, min(start + HEAD_CHUNK, length))
+
+
+def _backward(loss: Tensor) -> None:
+    if not bool(torch.isfinite(loss.detach())):
+        raise NonFinite("loss_not_finite")
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _continue_backward(hidden: Tensor, leaf: Tensor) -> None:
+    """Take the gradient that the output head left at `leaf` on through the model, whose hidden states these are."""
+    if leaf.grad is not None:
+        hidden.backward(leaf.grad.to(hidden.dtype))  # type: ignore[no-untyped-call]
+
+
+def _batch_metrics(batch: TrainBatch, version: int) -> dict[str, float]:
+    """What can be said of the batch itself."""
+    acting = batch.weights > 0
+    rewards = batch.present_rewards
+    effective = int(torch.unique(batch.owner[acting]).numel())
+    ages = [version - sample.tokens.versions[0] for sample in batch.samples]
+    metrics = {
+        "samples": float(len(batch.samples)),
+        "effective_samples": float(effective),
+        "effective_tokens": float(acting.sum()),
+        "opd_share": len(batch.hinted) / max(effective, 1),
+        "retries": float(len(batch.demos)),
+        "staleness_mean": sum(ages) / max(len(ages), 1),
+        "staleness_max": float(max(ages, default=0)),
+    }
+    if rewards.numel():
+        metrics["mean_reward"] = float(rewards.mean())
+    return metrics

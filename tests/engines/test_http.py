@@ -1,0 +1,207 @@
+"""The whole way: client, HTTP, server. In a thread with the tiny model; and the scripted engine, in process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from openclaw_rl.config import Config
+from openclaw_rl.serving.engines.embedded import server
+from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+from openclaw_rl.serving.engines.protocol import (
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    Finished,
+    InvalidEngineRequest,
+    PromptRead,
+    ScoreRequest,
+    TokensDrawn,
+    UnknownVersion,
+)
+from openclaw_rl.testing.scripted_engine import END_TOKEN, logprob_of, scripted_app
+from openclaw_rl.types import FinishReason, PolicyVersion
+from tests.engines.support import ask, config_for, request
+
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def served(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Config]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = config_for(tiny, port=port)
+    config = config.model_copy(update={"run_dir": tmp_path_factory.mktemp("run")})
+    stop = threading.Event()
+    thread = threading.Thread(target=server.run, args=(config, stop))
+    thread.start()
+    try:
+        asyncio.run(_until_ready(config))
+        yield config
+    finally:
+        stop.set()
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+async def _until_ready(config: Config) -> None:
+    engine = EmbeddedEngine.from_config(config)
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                if (await engine.health()).ready:
+                    break
+            except EngineUnavailable:
+                pass
+            await asyncio.sleep(0.05)
+    await engine.close()
+
+
+def test_generation_score_and_versions_over_http(served: Config, adapters: dict[int, PolicyVersion]) -> None:
+    async def main() -> None:
+        engine = EmbeddedEngine.from_config(served)
+        await engine.load_version(adapters[1])
+        asked = request(version=1, temperature=1.0, seed=4, max_tokens=16)
+        answer = await ask(engine, asked)
+        assert answer.prompt == await engine.render(asked.messages, ())
+        assert answer.finished.completion_tokens == len(answer.ids) == len(answer.logprobs)
+        scored = await engine.score(ScoreRequest(ids=answer.prompt + answer.ids, start=len(answer.prompt), version=1))
+        assert scored.logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+        assert (await engine.health()).loaded_versions == (0, 1)
+        await engine.unload_version(1)
+        with pytest.raises(UnknownVersion):
+            await ask(engine, asked)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_errors_arrive_as_what_they_are(served: Config) -> None:
+    async def main() -> None:
+        engine = EmbeddedEngine.from_config(served)
+        with pytest.raises(InvalidEngineRequest) as caught:
+            await ask(engine, request("long " * 600))
+        assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+        with pytest.raises(InvalidEngineRequest):
+            await engine.score(ScoreRequest(ids=(1,), start=1, version=0))
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{served.engine.port}", trust_env=False) as http:
+            assert (await http.post("/chat", content="{")).status_code == 400
+            assert (await http.post("/chat", json={"sampling": {}})).status_code == 400
+            assert (await http.post("/versions/load", json={"version": "x"})).status_code == 400
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_leaves_cancels_its_generation(served: Config) -> None:
+    async def main() -> None:
+        engine = EmbeddedEngine.from_config(served)
+        events = engine.chat(request(temperature=1.0, seed=1, max_tokens=460))
+        for _ in range(3):
+            await anext(events)
+        assert (await engine.health()).active_requests == 1
+        await events.aclose()  # type: ignore[attr-defined]
+        async with asyncio.timeout(1):
+            while (await engine.health()).active_requests:  # noqa: ASYNC110 - over HTTP there is no event
+                await asyncio.sleep(0.01)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+def test_nobody_there_is_unavailable() -> None:
+    async def main() -> None:
+        engine = EmbeddedEngine("http://127.0.0.1:9")
+        with pytest.raises(EngineUnavailable):
+            await engine.health()
+        with pytest.raises(EngineUnavailable):
+            await ask(engine, request())
+        await engine.close()
+
+    asyncio.run(main())
+
+
+@asynccontextmanager
+async def scripted(*script: dict[str, Any]) -> AsyncIterator[EmbeddedEngine]:
+    engine = EmbeddedEngine("http://engine", transport=httpx.ASGITransport(app=scripted_app(script)))
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def test_a_script_answers_by_what_the_user_said_and_calls_tools() -> None:
+    async def main() -> None:
+        async with scripted(
+            {"on": "tool", "match": "rain", "text": "It rains."},
+            {"match": "weather", "tool_calls": [{"name": "get_weather", "arguments": {"city": "Bern"}}], "times": 1},
+            {"text": "Something else"},
+        ) as engine:
+            call = await ask(engine, request("The weather?", tools=[WEATHER], max_tokens=200))
+            assert call.finished.finish_reason is FinishReason.TOOL_CALLS
+            assert call.text == ""
+            assert call.tool_calls[0]["function"] == {"name": "get_weather", "arguments": '{"city": "Bern"}'}
+            assert call.ids[-1] == END_TOKEN
+            assert call.logprobs == tuple(logprob_of(token) for token in call.ids)
+            asked = request(tools=[WEATHER], max_tokens=200)
+            result = {"role": "tool", "tool_call_id": "a", "content": "rain"}
+            object.__setattr__(asked, "messages", ({"role": "user", "content": "The weather?"}, result))
+            assert (await ask(engine, asked)).text == "It rains."
+            again = await ask(engine, request("The weather?", max_tokens=4))
+            assert (again.text, again.finished.finish_reason) == ("Some", FinishReason.LENGTH)
+
+    asyncio.run(main())
+
+
+def test_a_script_can_misbehave() -> None:
+    async def main() -> None:
+        async with scripted(
+            {"match": "none", "text": "ab", "logprobs": "none"},
+            {"match": "nan", "text": "ab", "logprobs": "nan"},
+            {"match": "count", "text": "ab", "extra_tokens": 2},
+            {"match": "busy", "fail": 429},
+            {"match": "break", "text": "abcdef", "fail": 500, "fail_after": 2},
+        ) as engine:
+            events = [event async for event in engine.chat(request("none"))]
+            assert isinstance(events[0], PromptRead)
+            drawn = [event for event in events if isinstance(event, TokensDrawn)]
+            assert [event.logprobs for event in drawn] == [(None,)] * 3
+            assert all(math.isnan(logprob) for logprob in (await ask(engine, request("nan"))).logprobs)
+            wrong = await ask(engine, request("count"))
+            assert wrong.finished.completion_tokens == len(wrong.ids) + 2
+            with pytest.raises(EngineOverloaded):
+                await ask(engine, request("busy"))
+            broken = engine.chat(request("break"))
+            seen = [await anext(broken) for _ in range(3)]
+            with pytest.raises(EngineError):
+                await anext(broken)
+            assert not any(isinstance(event, Finished) for event in seen)
+
+    asyncio.run(main())
+
+
+def test_a_script_knows_versions_and_scores_as_it_answers() -> None:
+    async def main() -> None:
+        async with scripted({"text": "hello"}) as engine:
+            with pytest.raises(UnknownVersion):
+                await ask(engine, request(version=1))
+            await engine.load_version(PolicyVersion(version=1, state="serving", path="x", step=1, created_at=0.0))  # type: ignore[arg-type]
+            answer = await ask(engine, request(version=1))
+            assert set(answer.versions) == {1}
+            ids = answer.prompt + answer.ids
+            scored = await engine.score(ScoreRequest(ids=ids, start=len(answer.prompt), version=1))
+            assert scored.logprobs == answer.logprobs
+            await engine.unload_version(1)
+            assert (await engine.health()).loaded_versions == (0,)
+
+    asyncio.run(main())

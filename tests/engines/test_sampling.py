@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from openclaw_rl.serving.engines.embedded.sampling import NonFiniteLogits, draw, log_probabilities
+
+LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def frequencies(temperature: float, top_p: float, n: int = 4000) -> dict[int, float]:
+    g = generator()
+    drawn = Counter(draw(LOGITS, temperature=temperature, top_p=top_p, generator=g).token for _ in range(n))
+    return {token: times / n for token, times in drawn.items()}
+
+
+def test_frequencies_are_the_probabilities() -> None:
+    found = frequencies(1.0, 1.0)
+    for token, probability in enumerate([0.5, 0.3, 0.15, 0.05]):
+        assert found[token] == pytest.approx(probability, abs=4 * math.sqrt(probability / 4000))
+
+
+def test_top_p_keeps_the_smallest_set_that_reaches_it() -> None:
+    found = frequencies(1.0, 0.7)  # 0.5 + 0.3 reaches 0.7
+    assert found.keys() == {0, 1}
+    assert found[0] == pytest.approx(0.625, abs=0.035)
+
+
+def test_log_probabilities_are_of_the_distribution_drawn_from() -> None:
+    for seed in range(20):
+        hot = draw(LOGITS, temperature=0.5, top_p=1.0, generator=generator(seed))
+        squared = [p**2 for p in (0.5, 0.3, 0.15, 0.05)]
+        assert hot.logprob == pytest.approx(math.log(squared[hot.token] / sum(squared)), abs=1e-6)
+        cut = draw(LOGITS, temperature=1.0, top_p=0.7, generator=generator(seed))
+        assert cut.logprob == pytest.approx(math.log((0.5, 0.3)[cut.token] / 0.8), abs=1e-6)
+
+
+def test_greedy_takes_the_likeliest_with_its_own_probability() -> None:
+    drawn = draw(LOGITS, temperature=0.0, top_p=0.1, generator=generator())
+    assert drawn.token == 0
+    assert drawn.logprob == pytest.approx(math.log(0.5))
+
+
+def test_impossible_tokens_are_never_drawn() -> None:
+    logits = torch.tensor([-torch.inf, 0.0, -torch.inf, 0.0])
+    g = generator()
+    assert {draw(logits, temperature=1.0, top_p=1.0, generator=g).token for _ in range(200)} == {1, 3}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_broken_logits_are_an_error(bad: float) -> None:
+    with pytest.raises(NonFiniteLogits):
+        log_probabilities(torch.tensor([[0.0, 1.0], [bad, 0.0]]), 1.0)

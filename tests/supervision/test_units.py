@@ -1,0 +1,221 @@
+"""The parts of the supervisor that need no process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from openclaw_rl.config import Config, EngineConfig, ServingConfig, TrainingConfig
+from openclaw_rl.config_render import write_private
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.supervision.children import Backoff, loop_environment, rotate_log
+from openclaw_rl.supervision.ports import base_url, resolve_ports
+from openclaw_rl.supervision.state import (
+    ChildPhase,
+    ChildState,
+    Exit,
+    Phase,
+    SupervisorState,
+    process_alive,
+    process_created_at,
+    read_state,
+)
+from openclaw_rl.supervision.status import Condition, assess, collect, duration, render
+from openclaw_rl.supervision.supervisor import prepare
+from openclaw_rl.types import LoopName, LoopStatus
+
+NOW = 1_800_000_000.0
+
+
+def child(phase: ChildPhase = ChildPhase.RUNNING, pid: int | None = None, **changes: object) -> ChildState:
+    values = {"phase": phase, "pid": pid, "created_at": NOW, "since": NOW - 100, **changes}
+    return ChildState(**values)  # type: ignore[arg-type]
+
+
+def said(pid: int, age: float, waiting_for: str | None = None) -> LoopStatus:
+    return LoopStatus(
+        loop=LoopName.TRAINING,
+        pid=pid,
+        heartbeat_at=NOW - age,
+        activity="step 3",
+        waiting_for=waiting_for,
+        since=NOW - 40,
+        details={},
+    )
+
+
+def test_backoff_doubles_up_to_its_maximum_and_resets_after_a_stable_life() -> None:
+    backoff = Backoff(0.5, 3.0)
+    assert [backoff.after(1.0) for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert backoff.after(60.0) == 0.5
+    assert backoff.after(59.9) == 1.0
+
+
+@given(st.floats(0.01, 10), st.floats(0.01, 100), st.lists(st.floats(0, 59), max_size=20))
+def test_backoff_never_falls_while_nothing_is_stable(first: float, maximum: float, lives: list[float]) -> None:
+    backoff = Backoff(first, maximum)
+    waits = [backoff.after(life) for life in lives]
+    assert waits == sorted(waits)
+    assert all(first <= wait <= max(first, maximum) for wait in waits)
+
+
+def test_exits_in_words() -> None:
+    assert Exit.of(-9, NOW).words().startswith("killed by signal 9 (SIGKILL) at ")
+    assert Exit.of(3, NOW).words().startswith("exited with code 3 at ")
+    assert Exit.of(-9, NOW) == Exit(code=None, signal=9, at=NOW)
+
+
+def test_a_dead_loop_says_when_it_comes_back() -> None:
+    dead = child(ChildPhase.RESTARTING, last_exit=Exit.of(-9, NOW - 1), next_start_at=NOW + 0.5, restarts=2)
+    report = assess(LoopName.TRAINING, dead, said(1, 1.0), NOW)
+    assert report.condition is Condition.RESTARTING
+    assert report.text == f"{Exit.of(-9, NOW - 1).words()}, restarting in 0.5 s"
+    assert report.restarts == 2
+
+
+def test_a_loop_that_has_not_reported_since_its_start_is_starting() -> None:
+    report = assess(LoopName.TRAINING, child(pid=os.getpid()), said(os.getpid() + 1, 1.0), NOW)
+    assert report.condition is Condition.STARTING
+    assert report.since == NOW - 100
+
+
+def test_a_loop_that_waits_says_for_what_and_since_when() -> None:
+    report = assess(LoopName.TRAINING, child(pid=os.getpid()), said(os.getpid(), 1.0, "3 of 8 samples"), NOW)
+    assert report.condition is Condition.WAITING
+    assert report.text == "waiting for 3 of 8 samples"
+    assert report.since == NOW - 40
+
+
+@pytest.mark.parametrize(("age", "condition"), [(9.9, Condition.WORKING), (10.1, Condition.SILENT)])
+def test_a_loop_is_silent_after_ten_seconds(age: float, condition: Condition) -> None:
+    report = assess(LoopName.TRAINING, child(pid=os.getpid()), said(os.getpid(), age), NOW)
+    assert report.condition is condition
+    assert "step 3" in report.text
+
+
+def test_a_loop_without_a_supervisor_whose_process_is_gone() -> None:
+    gone = 2**22 + 1  # above the largest pid that Linux gives
+    assert assess(LoopName.TRAINING, None, said(gone, 1.0), NOW).condition is Condition.GONE
+    assert assess(LoopName.TRAINING, None, None, NOW).condition is Condition.GONE
+
+
+def test_status_where_nothing_ever_ran(tmp_path: Path) -> None:
+    report = collect(tmp_path / "nothing")
+    assert render(report).startswith(f"no deployment in {tmp_path}/nothing: start one with: openclaw-rl up ")
+    assert not (tmp_path / "nothing").exists()
+    assert "no deployment in ./openclaw-run" in collect(Path("openclaw-run")).headline
+
+
+def test_the_state_of_a_supervisor_reads_back(tmp_path: Path) -> None:
+    state = SupervisorState(
+        phase=Phase.READY,
+        pid=os.getpid(),
+        created_at=process_created_at(os.getpid()) or 0.0,
+        started_at=NOW,
+        run_dir=str(tmp_path),
+        url="http://127.0.0.1:1/v1",
+        engine_url="http://127.0.0.1:2",
+        children={
+            "training": child(pid=12),
+            "engine": child(ChildPhase.RESTARTING, last_exit=Exit.of(-9, NOW), next_start_at=NOW),
+        },
+    )
+    state.write()
+    assert read_state(tmp_path) == state
+    assert state.alive
+
+
+def test_a_broken_state_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "supervisor.json").write_text('{"pid": 3}')
+    with pytest.raises(ConfigError, match=r"supervisor\.json"):
+        read_state(tmp_path)
+
+
+def test_a_pid_used_again_is_another_process() -> None:
+    created_at = process_created_at(os.getpid())
+    assert process_alive(os.getpid(), created_at)
+    assert created_at is not None
+    assert not process_alive(os.getpid(), created_at - 100)
+    assert not process_alive(2**22 + 1, created_at)
+
+
+def test_each_loop_gets_its_threads_and_none_of_our_variables() -> None:
+    config = Config(engine=EngineConfig(threads=3), training=TrainingConfig(threads=2))
+    inherited = {
+        "OPENCLAW_RL_TRAINING__LR": "1",
+        "OPENCLAW_RL_LOG_LEVEL": "DEBUG",
+        "PATH": "/bin",
+        "OMP_NUM_THREADS": "9",
+    }
+    engine = loop_environment(LoopName.ENGINE, config, inherited)
+    assert (engine["OMP_NUM_THREADS"], engine["MKL_NUM_THREADS"]) == ("3", "3")
+    assert loop_environment(LoopName.TRAINING, config, inherited)["OMP_NUM_THREADS"] == "2"
+    gateway = loop_environment(LoopName.GATEWAY, config, inherited)
+    assert gateway["OMP_NUM_THREADS"] == "1"
+    assert gateway["HF_HUB_OFFLINE"] == "1"
+    assert gateway["PATH"] == "/bin"
+    assert gateway["OPENCLAW_RL_LOG_LEVEL"] == "DEBUG"
+    assert "OPENCLAW_RL_TRAINING__LR" not in gateway
+
+
+def test_ports_are_resolved_to_free_ones_that_differ() -> None:
+    config = resolve_ports(Config(serving=ServingConfig(port=0)))
+    assert config.serving.port > 0
+    assert config.engine.port > 0
+    assert config.serving.port != config.engine.port
+
+
+def test_a_taken_port_is_an_error_that_names_it() -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"serving\.port {port}.*port 0 takes a free one"):
+            resolve_ports(Config(serving=ServingConfig(port=port)))
+
+
+def test_the_engine_leaves_a_core_to_the_others(tmp_path: Path) -> None:
+    prepared = prepare(Config(run_dir=tmp_path, serving=ServingConfig(port=0)))
+    assert prepared.engine.threads == max(1, len(os.sched_getaffinity(0)) - 1)
+    assert prepare(Config(serving=ServingConfig(port=0))).run_dir == Path.cwd() / "openclaw-run"
+
+
+def test_urls_can_be_connected_to() -> None:
+    assert base_url("0.0.0.0", 80) == "http://127.0.0.1:80"
+    assert base_url("::1", 80) == "http://[::1]:80"
+
+
+def test_logs_are_rotated_by_size(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    for text in ("first", "second", "third"):
+        log.write_text(text)
+        rotate_log(log, max_bytes=3, kept=2)
+    assert not log.exists()
+    assert [path.read_text() for path in (tmp_path / "engine.log.1", tmp_path / "engine.log.2")] == [
+        "third",
+        "second",
+    ]
+    log.write_text("abc")
+    rotate_log(log, max_bytes=3)
+    assert log.read_text() == "abc"
+
+
+def test_a_private_file_is_private_even_where_one_was_before(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text("open")
+    path.chmod(0o644)
+    write_private(path, "secret")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == "secret"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(8.9, "8 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (-1, "0 s")])
+def test_durations(seconds: float, text: str) -> None:
+    assert duration(seconds) == text

@@ -1,0 +1,262 @@
+"""The cycle over a real store and a tiny policy, and what SIGKILL leaves of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from openclaw_rl.config import Config, RolloutConfig
+from openclaw_rl.policy_files import verify_manifest
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.training.cycle import TrainingLoop
+from openclaw_rl.training.publish import PublishError
+from openclaw_rl.training.trainer import Trainer
+from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
+from tests.training.support import into_store, make_sample, tiny_config, tiny_model, tiny_trainer
+
+
+class StorePublisher:
+    """Publishes in the store alone, as if the engine had loaded the version at once."""
+
+    def __init__(self, store: Store, fail: int = 0) -> None:
+        self._store = store
+        self.fail = fail
+
+    def publish(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
+        heartbeat()
+        if self.fail:
+            self.fail -= 1
+            raise PublishError("the engine is away")
+        assert version.path is not None
+        verify_manifest(Path(version.path))
+        self._store.versions.serve(version.version)
+
+
+class KillingReporter(LoopReporter):
+    """Kills this process, as nobody can catch, when the loop says that it does what begins with `at`."""
+
+    def __init__(self, store: Store, at: str) -> None:
+        super().__init__(store, LoopName.TRAINING)
+        self._at = at
+
+    def working(self, activity: str, **details: Any) -> None:
+        super().working(activity, **details)
+        if activity.startswith(self._at):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def waiting(self, waiting_for: str, **details: Any) -> None:
+        super().waiting(waiting_for, **details)
+        if waiting_for.startswith(self._at):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make_config(run_dir: Path, *, batch: int = 2, **training: Any) -> Config:
+    rollout = RolloutConfig(batch_size=batch)
+    return Config(run_dir=run_dir, rollout=rollout, training=tiny_config(**training))
+
+
+def make_loop(config: Config, store: Store, reporter: LoopReporter | None = None, fail: int = 0) -> TrainingLoop:
+    trainer = Trainer(
+        config=config.training,
+        model=tiny_model(),
+        base_path="tiny",
+        teacher_prompt=lambda sample: sample.tokens.prompt_ids,
+    )
+    return TrainingLoop(
+        config=config,
+        store=store,
+        trainer=trainer,
+        publisher=StorePublisher(store, fail),
+        reporter=reporter or LoopReporter(store, LoopName.TRAINING),
+        stop=threading.Event(),
+    )
+
+
+def fill(store: Store, count: int, first: int = 0) -> None:
+    trainer = tiny_trainer()
+    for number in range(first, first + count):
+        into_store(store, make_sample(trainer, number, reward=1.0 if number % 2 else -1.0))
+
+
+def work_off(loop: TrainingLoop) -> None:
+    """Resume, then cycle until nothing is left to do."""
+    loop.resume()
+    while loop.cycle():
+        pass
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Any:
+    opened = Store.open(tmp_path / "store.sqlite")
+    yield opened
+    opened.close()
+
+
+def test_a_batch_becomes_a_version_in_service(tmp_path: Path, store: Store) -> None:
+    fill(store, 5)
+    work_off(make_loop(make_config(tmp_path), store))
+    steps = store.samples.steps()
+    assert [step.sample_ids for step in steps] == [("t0", "t1"), ("t2", "t3")]
+    assert store.samples.ready().count == 1
+    states = [(v.name, v.state) for v in store.versions.all()]
+    assert states == [
+        ("base", VersionState.RETIRED),
+        ("policy-v1", VersionState.RETIRED),
+        ("policy-v2", VersionState.SERVING),
+    ]
+    assert [span.name for span in store.status.spans("training_step")] == ["training_step"] * 2
+    (status,) = store.status.loops()
+    assert status.waiting_for is not None
+    assert "1 of 2 samples" in status.waiting_for
+    assert steps[0].metrics["mean_reward"] == 0.0
+
+
+def test_a_version_not_yet_published_is_published_before_the_next_step(tmp_path: Path, store: Store) -> None:
+    fill(store, 4)
+    loop = make_loop(make_config(tmp_path), store, fail=2)
+    loop.resume()
+    assert loop.cycle()
+    assert store.versions.serving().version == 0
+    assert not loop.cycle()
+    assert len(store.samples.steps()) == 1
+    assert store.status.loops()[0].waiting_for == "the engine is away"
+    assert loop.cycle()
+    assert store.versions.serving().version == 2
+    assert store.status.counts().counters["publish_failures"] == 2
+
+
+def test_a_refused_step_rejects_its_samples_and_takes_no_step(tmp_path: Path, store: Store) -> None:
+    fill(store, 2)
+    config = make_config(tmp_path, gate={"max_kl_to_base": 1e-9})
+    work_off(make_loop(config, store))
+    assert store.samples.steps() == []
+    counts = store.status.counts()
+    assert counts.samples_by_state == {SampleState.REJECTED: 2}
+    assert counts.counters["samples_rejected_kl_to_base"] == 2
+    assert counts.counters["steps_refused"] == 1
+    assert store.versions.serving().version == 0
+
+
+def test_what_cannot_be_trained_is_rejected_alone(tmp_path: Path, store: Store) -> None:
+    fill(store, 1)
+    into_store(store, make_sample(tiny_trainer(), 1, prompt=200, response=50))
+    sample = make_sample(tiny_trainer(), 2, prompt=5, response=2)
+    broken = dataclasses.replace(sample, tokens=dataclasses.replace(sample.tokens, prompt_ids=(5, 70)))
+    into_store(store, broken)
+    work_off(make_loop(make_config(tmp_path, batch=3), store))
+    assert [step.sample_ids for step in store.samples.steps()] == [("t0", "t1")]
+    assert store.status.counts().counters["samples_rejected_unknown_token"] == 1
+
+
+def test_stale_samples_expire(tmp_path: Path, store: Store) -> None:
+    fill(store, 3)
+    loop = make_loop(make_config(tmp_path, max_staleness=1), store)
+    loop.resume()
+    loop.cycle()
+    fill(store, 2, first=3)
+    loop.cycle()  # step 2, on one sample of version 0 and one more
+    assert store.samples.ready().count == 1
+    loop.cycle()
+    assert store.status.counts().samples_by_state == {SampleState.TRAINED: 4, SampleState.EXPIRED: 1}
+
+
+def test_stopping_in_the_middle_of_a_step_gives_the_samples_back(tmp_path: Path, store: Store) -> None:
+    fill(store, 2)
+    stop = threading.Event()
+    loop = make_loop(make_config(tmp_path), store)
+    loop._stop = stop
+
+    class StoppingReporter(LoopReporter):
+        def working(self, activity: str, **details: Any) -> None:
+            if "gradients" in activity:
+                stop.set()
+
+    loop._reporter = StoppingReporter(store, LoopName.TRAINING)
+    loop.run()
+    assert store.samples.ready().count == 2
+    assert store.samples.steps() == []
+
+
+KILL_POINTS = [
+    "training step 1: starting",
+    "training step 2: computing gradients",
+    "writing the checkpoint of step 1",
+    "committing step 2",
+    "the engine to load policy-v1",
+    "the engine to load policy-v2",
+]
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A store with four samples, and the weights that a trainer nobody kills makes of them."""
+    torch.set_num_threads(1)
+    directory = tmp_path_factory.mktemp("straight")
+    store = Store.open(directory / "four.sqlite")
+    fill(store, 4)
+    store.close()
+    config = make_config(directory)
+    store = copy_of(directory / "four.sqlite", config)
+    work_off(make_loop(config, store))
+    path = store.versions.serving().path
+    store.close()
+    assert path is not None
+    return directory / "four.sqlite", (Path(path) / "adapter_model.safetensors").read_bytes()
+
+
+def copy_of(filled: Path, config: Config) -> Store:
+    """Open a copy of a store that nobody has open."""
+    shutil.copy(filled, config.store_path)
+    return Store.open(config.store_path)
+
+
+@pytest.mark.parametrize("at", KILL_POINTS)
+def test_sigkill_loses_nothing_and_trains_nothing_twice(
+    tmp_path: Path, straight: tuple[Path, bytes], at: str
+) -> None:
+    """A trainer killed at `at`, then another: four samples, two steps, each sample in exactly one of them."""
+    filled, weights = straight
+    config = make_config(tmp_path)
+    copy_of(filled, config).close()
+    assert die_at(config, at) == signal.SIGKILL
+    store = Store.open(config.store_path)
+    claimed = store.status.counts().samples_by_state.get(SampleState.CLAIMED, 0)
+    assert claimed == (0 if at.startswith("the engine") else 2)
+    work_off(make_loop(config, store))
+    assert [step.sample_ids for step in store.samples.steps()] == [("t0", "t1"), ("t2", "t3")]
+    assert store.status.counts().samples_by_state == {SampleState.TRAINED: 4}
+    assert store.versions.serving().name == "policy-v2"
+    path = store.versions.serving().path
+    assert path is not None
+    assert (Path(path) / "adapter_model.safetensors").read_bytes() == weights
+    assert sorted(p.name for p in config.checkpoints_dir.iterdir()) == ["step-000001", "step-000002"]
+    store.close()
+
+
+def die_at(config: Config, at: str) -> int:
+    """Run the loop in a process of its own, which kills itself at `at`; returns the signal that it died of."""
+    child = os.fork()
+    if child == 0:
+        store = Store.open(config.store_path)
+        work_off(make_loop(config, store, KillingReporter(store, at)))
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError("the child neither died nor finished")

@@ -1,0 +1,85 @@
+"""Publishing over the engine's own HTTP, the engine being a scripted one that fails as it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from openclaw_rl.serving.engines.embedded.app import create_app
+from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineUnavailable, InvalidEngineRequest
+from openclaw_rl.store import Store
+from openclaw_rl.testing.scripted_engine import ScriptedEngine
+from openclaw_rl.training.publish import EnginePublisher, PublishError, candidates
+from openclaw_rl.types import PolicyVersion, StepRecord, VersionState
+from tests.training.support import into_store, make_sample, tiny_trainer
+
+
+class FailingEngine(ScriptedEngine):
+    """Raises these errors, one a call, before it loads a version."""
+
+    def __init__(self, *errors: EngineError) -> None:
+        super().__init__([{"text": "hello"}])
+        self.errors = list(errors)
+        self.asked = 0
+
+    async def load_version(self, version: PolicyVersion) -> None:
+        self.asked += 1
+        if self.errors:
+            raise self.errors.pop(0)
+        await super().load_version(version)
+
+
+def connector(engine: Engine) -> Callable[[], Engine]:
+    transport = httpx.ASGITransport(app=create_app(engine))
+    return lambda: EmbeddedEngine("http://engine", transport=transport)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    opened = Store.open(tmp_path / "store.sqlite")
+    into_store(opened, make_sample(tiny_trainer(), 1))
+    opened.samples.claim(1, 60.0)
+    now = time.time()
+    record = StepRecord(
+        step=1, version=1, sample_ids=("t1",), metrics={}, checkpoint="c", seconds=1.0, created_at=now
+    )
+    version = PolicyVersion(version=1, state=VersionState.CANDIDATE, path="p", step=1, created_at=now)
+    opened.samples.commit_step(record, version)
+    return opened
+
+
+def test_a_candidate_is_loaded_and_then_serves(store: Store) -> None:
+    engine = FailingEngine(EngineUnavailable("still loading"), EngineUnavailable("still loading"))
+    beats: list[float] = []
+    (version,) = candidates(store)
+    publisher = EnginePublisher(store, connector(engine), timeout_s=30.0)
+    publisher.publish(version, lambda: beats.append(time.monotonic()))
+    assert engine.asked == 3
+    assert store.versions.serving().version == 1
+    assert candidates(store) == []
+    (span,) = store.status.spans("publish")
+    assert span.ended_at is not None
+    assert beats
+
+
+def test_an_engine_that_never_answers_leaves_the_candidate_for_later(store: Store) -> None:
+    engine = FailingEngine(*[EngineUnavailable("gone")] * 1000)
+    (version,) = candidates(store)
+    with pytest.raises(PublishError, match=r"did not load policy-v1 within 1 s"):
+        EnginePublisher(store, connector(engine), timeout_s=1.0).publish(version, lambda: None)
+    assert store.versions.serving().version == 0
+    assert candidates(store) == [version]
+
+
+def test_a_refusal_is_said_at_once(store: Store) -> None:
+    engine = FailingEngine(InvalidEngineRequest("no such files"))
+    (version,) = candidates(store)
+    with pytest.raises(PublishError, match="refuses policy-v1: no such files"):
+        EnginePublisher(store, connector(engine), timeout_s=30.0).publish(version, lambda: None)
+    assert engine.asked == 1
+    assert store.versions.serving().version == 0
