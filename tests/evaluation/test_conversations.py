@@ -7,9 +7,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
-from openclaw_rl.evaluation.conversations import AnswerBudget, ConversationOptions, Conversations, request_seed
+from openclaw_rl.evaluation.conversations import (
+    ConversationOptions,
+    Conversations,
+    InteractionBudget,
+    request_seed,
+)
 from openclaw_rl.evaluation.ledger import Ledger, Purpose
 from openclaw_rl.evaluation.preferences import PREFERENCES
 from openclaw_rl.evaluation.questions import TRAINING_QUESTIONS
@@ -46,9 +49,8 @@ def test_a_content_user_asks_once_and_parts_with_thanks_or_in_silence() -> None:
     ledger, api = hold(good_answer, threads=1, interactions=20)
     questions = ledger.select(lambda e: e.purpose is Purpose.QUESTION)
     closings = ledger.select(lambda e: e.purpose is Purpose.CLOSING)
-    assert [e.attempt for e in questions] == [1] * 20
-    assert ledger.interactions == 20
-    assert {e.interaction for e in questions} == set(range(20))
+    assert [e.attempt for e in questions] == [1] * len(questions)
+    assert ledger.interactions == 20 == len(questions) + len(closings)
     assert all(e.verdict == 1 and e.satisfied and e.on_topic for e in questions)
     sessions = {e.session: e for e in questions}  # the last question of each
     thanked = {e.session for e in closings}
@@ -91,24 +93,35 @@ def test_several_sessions_are_open_at_once() -> None:
 
 def test_a_failed_request_ends_its_session_and_no_other() -> None:
     calls = iter([REFUSE])
-    ledger, _ = hold(lambda body: next(calls, None) or good_answer(body), threads=1, interactions=8)
+    ledger, _ = hold(lambda body: next(calls, None) or good_answer(body), threads=1, interactions=10)
     refused = ledger.select(lambda e: e.refused)
     assert len(refused) == 1
     assert [e for e in ledger if e.session == refused[0].session] == [refused[0]]
     assert ledger.answers > 4
 
 
-@pytest.mark.parametrize("interactions", [1, 2, 7])
-def test_the_budget_never_costs_a_question_its_answer(interactions: int) -> None:
-    budget = AnswerBudget(interactions)
-    answers = 0
-    for _ in range(interactions):
-        budget.take_first()
-        answers += 1
-        while budget.take_extra():
-            answers += 1
-    assert answers == 2 * interactions
-    assert not budget.take_extra()
+def test_closing_words_are_an_interaction_too() -> None:
+    ledger, _ = hold(good_answer, threads=1, interactions=30)
+    closings = ledger.select(lambda e: e.purpose is Purpose.CLOSING)
+    questions = ledger.select(lambda e: e.purpose is Purpose.QUESTION and e.attempt == 1)
+    assert closings
+    assert len(closings) + len(questions) == 30 == ledger.interactions
+
+
+def test_the_budget_ends() -> None:
+    budget = InteractionBudget(2)
+    assert not budget.spent
+    assert [budget.take() for _ in range(3)] == [True, True, False]
+    assert budget.spent
+
+
+def test_a_user_who_was_refused_twice_goes_on_in_another_chat() -> None:
+    ledger, _ = hold(lambda body: WORDY, threads=1, interactions=12)
+    questions = defaultdict(set)
+    for entry in ledger:
+        questions[entry.session].add(entry.interaction)
+    assert all(len(asked) == 1 for asked in questions.values())
+    assert {i for asked in questions.values() for i in asked} == set(range(12))
 
 
 def test_every_request_has_a_seed_of_its_own() -> None:

@@ -24,8 +24,8 @@ class ConversationOptions:
     model: str = "policy"
     interactions: int = 48
     threads: int = 2
-    temperature: float = 1.0
-    max_tokens: int = 64
+    temperature: float = 0.5
+    max_tokens: int = 40
     closing_max_tokens: int = 8
     words_per_second: float = 4.0
     """Reading speed; a pause is only taken while another thread's stream is open."""
@@ -33,29 +33,26 @@ class ConversationOptions:
     session_prefix: str = "demo"
 
 
-class AnswerBudget:
-    """Keeps the answers within twice the interactions: an extra answer never costs a question its first one."""
+class InteractionBudget:
+    """The interactions still to be had. Closing words are one too; a second try at a question is not.
+
+    A question is tried at most twice, so the answers stay within twice the interactions by themselves.
+    """
 
     def __init__(self, interactions: int) -> None:
-        self._left = 2 * interactions
-        self._unasked = interactions
+        self._left = interactions
 
-    def take_first(self) -> None:
-        """A question's first answer: always granted."""
-        self._left -= 1
-        self._unasked -= 1
-
-    def take_extra(self) -> bool:
-        """Whether a second try or closing words may have an answer; if so it is taken."""
-        if self._left <= self._unasked:
+    def take(self) -> bool:
+        """Whether one more different request may be put to the policy; if so it is taken."""
+        if self._left == 0:
             return False
         self._left -= 1
         return True
 
-    def give_up(self, questions: int) -> None:
-        """Questions that will not be asked: their session broke."""
-        self._left -= 2 * questions
-        self._unasked -= questions
+    @property
+    def spent(self) -> bool:
+        """Whether none is left."""
+        return self._left == 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +63,14 @@ class _Session:
     questions: tuple[Question, ...]
     first_interaction: int
 
+    def after(self, asked: int) -> _Session:
+        """What is left of it when so many of its questions were asked, as a session of its own."""
+        return _Session(
+            name=f"{self.name}-{asked}",
+            questions=self.questions[asked:],
+            first_interaction=self.first_interaction + asked,
+        )
+
 
 class Conversations:
     """Holds all planned sessions, `threads` at once."""
@@ -74,7 +79,7 @@ class Conversations:
         self._talker = talker
         self._user = user
         self._options = options
-        self._budget = AnswerBudget(options.interactions)
+        self._budget = InteractionBudget(options.interactions)
         self._queue = deque(_named_sessions(user.plan_sessions(options.interactions), options.session_prefix))
         self.sessions_planned = len(self._queue)
         self.sessions_open = 0
@@ -87,7 +92,7 @@ class Conversations:
 
     async def _thread(self) -> None:
         """One thread of conversation: a session after the other until none is left."""
-        while self._queue:
+        while self._queue and not self._budget.spent:
             session = self._queue.popleft()
             self.sessions_open += 1
             try:
@@ -98,34 +103,43 @@ class Conversations:
     async def _hold_session(self, session: _Session) -> None:
         """Ask each question, react, try again where the user wants to, and part with words or without.
 
+        The user goes on in the same chat only after an answer that it accepted.
+
         A request that fails ends the session: the user has no answer to go on from.
         """
         messages: list[dict[str, str]] = []
         reaction: Reaction | None = None
         entry: Entry | None = None
         for index, question in enumerate(session.questions):
+            if not self._budget.take():
+                return
             words = question.text if reaction is None else self._user.go_on(reaction, question)
             if reaction is not None and entry is not None:
                 entry.reaction = reaction.words
             interaction = session.first_interaction + index
-            self._budget.take_first()
             entry = await self._say(session, messages, words, question, interaction, attempt=1)
             if not entry.answered:
-                self._budget.give_up(len(session.questions) - index - 1)
                 return
             reaction = await self._react(question, entry)
-            if reaction.retry and self._budget.take_extra():
+            if reaction.retry:
                 entry.reaction = reaction.words
                 entry = await self._say(session, messages, reaction.words, question, interaction, attempt=2)
                 if not entry.answered:
-                    self._budget.give_up(len(session.questions) - index - 1)
                     return
                 reaction = await self._react(question, entry)
+            if reaction.verdict < 0:
+                self._open_another_chat(session.after(index + 1))
+                return
         if reaction is None or entry is None or not self._user.parts_in_words(reaction, entry.attempt):
             return
-        if self._budget.take_extra():
+        if self._budget.take():
             entry.reaction = reaction.words
             await self._close(session, messages, reaction)
+
+    def _open_another_chat(self, rest: _Session) -> None:
+        """Whoever was refused twice says no more in that chat, and asks what is left in a new one."""
+        if rest.questions:
+            self._queue.appendleft(rest)
 
     async def _react(self, question: Question, entry: Entry) -> Reaction:
         """Read the answer, taking the time that takes, and form a verdict on it."""

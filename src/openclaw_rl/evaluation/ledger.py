@@ -108,8 +108,9 @@ class Ledger:
 
     @property
     def interactions(self) -> int:
-        """Different requests put to the policy in conversation; a second try is not another one."""
-        return len({x.interaction for x in self if x.purpose is Purpose.QUESTION})
+        """Different requests put to the policy in conversation: questions and closing words, not second tries."""
+        questions = {x.interaction for x in self if x.purpose is Purpose.QUESTION}
+        return len(questions) + len(self.select(lambda x: x.purpose is Purpose.CLOSING))
 
     @property
     def answers(self) -> int:

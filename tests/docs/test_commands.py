@@ -1,0 +1,331 @@
+"""Every command and example that README, CONTRIBUTING and docs/ show: run here, or named with who runs it.
+
+A command in a `sh` or `bash` block without an entry in `COMMANDS`, and an entry without a command, both fail.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from openclaw_rl.cli import INTERRUPTED
+from openclaw_rl.config_sources import from_toml, resolve
+from tests.docs.deployment import ANSWER, START, Started, Workplace
+from tests.docs.pages import (
+    PAGES,
+    ROOT,
+    Block,
+    Transcript,
+    all_blocks,
+    code_spans,
+    commands_in,
+    python_snippets,
+    shell_commands,
+    shows,
+    transcripts,
+    transcripts_in,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Run it in the workplace: it ends with 0 and prints these words. `as_command`: run this instead, and why."""
+
+    prints: tuple[str, ...]
+    stdin: str = ""
+    as_command: str | None = None
+    because: str = ""
+    needs_deployment: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """It goes on until Ctrl-C: run it until it has printed these words."""
+
+    prints: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curl:
+    """A request: made by curl where there is one, and always by httpx."""
+
+    prints: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Elsewhere:
+    """Run by something else: `where` is that file, `says` what stands in it."""
+
+    where: str
+    says: str
+
+
+def make(target: str, *prints: str) -> Run:
+    """`make` says what it would do: the target exists, and runs these programs."""
+    command = f"make -C {shlex.quote(str(ROOT))} --dry-run {target}"
+    return Run(prints=prints, as_command=command, because="the target itself installs, or takes minutes")
+
+
+def dry(command: str, *prints: str) -> Run:
+    return Run(prints=prints, as_command=f"{command} --dry-run", because="it would take minutes, or the port")
+
+
+Entry = Run | Watch | Curl | Elsewhere
+COMMANDS: dict[str, Entry] = {
+    # README
+    "make demo": make("demo", ".venv/bin/openclaw-rl demo"),
+    "make test": Elsewhere(where=".ci/run", says="step make test"),
+    'make demo ARGS="--preference warm"': dry("openclaw-rl demo --preference warm", 'method = "combine"'),
+    'make demo ARGS="--method binary_rl --seed 1 --report demo-report.json"': dry(
+        "openclaw-rl demo --method binary_rl --seed 1 --report demo-report.json", 'method = "binary_rl"', "seed = 1"
+    ),
+    "source .venv/bin/activate": Run(
+        prints=("/bin/openclaw-rl",),
+        as_command="PATH=/usr/bin:/bin; source .venv/bin/activate && command -v openclaw-rl",
+        because="what it does to the shell has to be seen",
+    ),
+    START: Run(
+        prints=("ready after", "point any OpenAI client at", "openclaw-rl chat"),
+        as_command="cat up.log",
+        because="the fixture `running` runs it, and ends it by Ctrl-C",
+        needs_deployment=True,
+    ),
+    "openclaw-rl chat": Run(
+        prints=("policy at", ANSWER), stdin="What is a tide?\n/quit\n", needs_deployment=True
+    ),
+    "openclaw-rl up recipes/combine.toml --rollout-batch-size 2": dry(
+        "openclaw-rl up recipes/combine.toml --rollout-batch-size 2", "batch_size = 2"
+    ),
+    "openclaw-rl status": Run(
+        prints=("ready", "engine", "gateway", "rollout", "judging", "training", "in service"), needs_deployment=True
+    ),
+    "openclaw-rl status --watch": Watch(prints="in service"),
+    "curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
+    '-d \'{"model": "policy", "stream": true, "messages": [{"role": "user", "content": "What is a tide?"}]}\'': Curl(
+        prints=("data: ", '"role": "assistant"', "data: [DONE]")
+    ),
+    "openclaw-rl up recipes/combine.toml --model-path ~/models/my-model --run-dir my-run": dry(
+        "openclaw-rl up recipes/combine.toml --model-path ~/models/my-model --run-dir my-run",
+        'run_dir = "my-run"',
+        'models/my-model"  # --model-path',
+    ),
+    "openclaw-rl up recipes/opd.toml --lr 1e-4 --dry-run": Run(prints=('method = "opd"', "lr = 0.0001  # --lr")),
+    "openclaw-rl options": Run(prints=("--training.lora.rank", "--serving.port")),
+    # CONTRIBUTING
+    "make install": Elsewhere(where=".ci/run", says="step make install"),
+    "make check": Elsewhere(where=".ci/run", says="step make check"),
+    "make test-fast": Elsewhere(where="Makefile", says="test: test-fast test-real"),
+    "make format docs": make("format docs", "ruff format", "openclaw-rl options --update docs/01-configuration.md"),
+    ".venv/bin/pre-commit install": Run(
+        prints=("pre-commit",), as_command=".venv/bin/pre-commit --version", because="it would change this checkout"
+    ),
+    ".venv/bin/python -m pytest tests/rollout/test_batches.py": Elsewhere(
+        where="tests/rollout/test_batches.py", says="\ndef test_"
+    ),
+    ".venv/bin/python -m pytest tests/test_cli.py -k dry_run": Elsewhere(
+        where="tests/test_cli.py", says="\ndef test_dry_run"
+    ),
+    "make bench": make("bench", "python -m benchmarks"),
+    'make test-fast ARGS="tests/training -x"': make(
+        'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'
+    ),
+}  # fmt: skip
+
+SNIPPETS: dict[str, tuple[str, ...]] = {
+    "# Ask, and say what you think of the answer.": (f"{ANSWER}\n{ANSWER}",),
+    "# Load a checkpoint with Transformers and PEFT.": (),
+}
+"""Python examples by their first line, and what they print."""
+
+
+def run_entries() -> list[str]:
+    return [command for command, entry in COMMANDS.items() if isinstance(entry, Run)]
+
+
+# --- the table is complete ---------------------------------------------------------------------------------
+
+
+def test_every_command_has_an_entry_and_every_entry_a_command() -> None:
+    assert sorted(set(shell_commands())) == sorted(COMMANDS)
+
+
+def test_every_example_has_an_entry_and_every_entry_an_example() -> None:
+    assert sorted(python_snippets()) == sorted(SNIPPETS)
+
+
+def test_what_is_run_elsewhere_is() -> None:
+    for command, entry in COMMANDS.items():
+        if isinstance(entry, Elsewhere):
+            assert entry.says in (ROOT / entry.where).read_text(encoding="utf-8"), command
+
+
+def test_whoever_runs_something_else_says_why() -> None:
+    assert all(
+        (entry.as_command is None) == (not entry.because) for entry in COMMANDS.values() if isinstance(entry, Run)
+    )
+
+
+# --- running them ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", run_entries())
+def test_a_command(command: str, workplace: Workplace, request: pytest.FixtureRequest) -> None:
+    entry = COMMANDS[command]
+    assert isinstance(entry, Run)
+    if entry.needs_deployment:
+        request.getfixturevalue("running")
+    done = workplace.shell(entry.as_command or command, stdin=entry.stdin)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in entry.prints:
+        assert workplace.adapted(words) in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", [command for command, entry in COMMANDS.items() if isinstance(entry, Watch)])
+def test_a_command_that_goes_on_until_ctrl_c(command: str, workplace: Workplace, running: Started) -> None:
+    entry = COMMANDS[command]
+    assert isinstance(entry, Watch)
+    screen, terminal = pty.openpty()
+    process = subprocess.Popen(
+        ["bash", "-c", f"exec {command}"],
+        cwd=workplace.folder,
+        env={**workplace.environment, "COLUMNS": "160", "LINES": "50", "TERM": "xterm"},
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    )
+    shown = ""
+    try:
+        deadline = time.monotonic() + 60
+        while entry.prints not in shown:
+            assert time.monotonic() < deadline, shown
+            if select.select([screen], [], [], 1.0)[0]:
+                shown += os.read(screen, 65536).decode("utf-8", errors="replace")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == INTERRUPTED
+    finally:
+        process.kill()
+        process.wait()
+        os.close(screen)
+        os.close(terminal)
+
+
+@pytest.mark.parametrize("command", [command for command, entry in COMMANDS.items() if isinstance(entry, Curl)])
+def test_a_request(command: str, workplace: Workplace, running: Started) -> None:
+    entry = COMMANDS[command]
+    assert isinstance(entry, Curl)
+    answers = [requested(workplace.adapted(command))]
+    if shutil.which("curl"):
+        answers.append(workplace.shell(command).stdout)
+    for answer in answers:
+        assert all(words in answer for words in entry.prints), answer
+
+
+def requested(curl: str) -> str:
+    """What the server answers to a curl command that has only a URL, `-N`, `-H` and `-d`."""
+    words = shlex.split(curl)[1:]
+    headers: dict[str, str] = {}
+    url, data = "", ""
+    while words:
+        word = words.pop(0)
+        if word == "-H":
+            name, _, value = words.pop(0).partition(":")
+            headers[name] = value.strip()
+        elif word == "-d":
+            data = words.pop(0)
+        elif word != "-N":
+            assert not url, f"httpx does not know {word}"
+            url = word
+    return httpx.post(url, headers=headers, content=data, timeout=60, trust_env=False).text
+
+
+@pytest.mark.parametrize("first_line", sorted(SNIPPETS))
+def test_an_example(first_line: str, workplace: Workplace, learned: int) -> None:
+    done = workplace.python(python_snippets()[first_line])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    for words in SNIPPETS[first_line]:
+        assert words in done.stdout
+
+
+def test_answers_carry_the_headers_that_the_readme_lists(workplace: Workplace, learned: int) -> None:
+    answer = httpx.post(
+        f"{workplace.url}/v1/chat/completions",
+        json={"model": "policy", "messages": [{"role": "user", "content": "What is a tide?"}]},
+        timeout=60,
+        trust_env=False,
+    )
+    assert int(answer.headers["X-Policy-Version"]) >= learned >= 1
+    assert answer.json()["id"] == f"chatcmpl-{answer.headers['X-Turn-Id']}"
+    assert answer.headers["X-Session-Id"]
+
+
+def test_the_files_that_the_pages_name_are_there(workplace: Workplace, learned: int) -> None:
+    spans = {span for page in PAGES for span in code_spans(page)}
+    named = {span for span in spans if re.match(r"(RUN_DIR|openclaw-run)/", span)}
+    assert named
+    for span in named:
+        path = re.sub(r"step-\d+", "step-000001", span.partition("/")[2])
+        assert (workplace.run_dir / path).exists(), span
+    checkpoint = workplace.run_dir / "checkpoints" / "step-000001"
+    assert {path.name for path in checkpoint.iterdir()} == {"adapter", "trainer_state.pt", "manifest.json"}
+
+
+@pytest.mark.parametrize("transcript", transcripts(), ids=lambda item: item.command[:40])
+def test_a_transcript(transcript: Transcript, workplace: Workplace) -> None:
+    done = workplace.shell(transcript.command)
+    assert shows(done.stdout + done.stderr, transcript.output), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", [block for block in all_blocks() if block.language == "toml"], ids=lambda b: b.page)
+def test_a_piece_of_a_recipe_resolves(block: Block, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(block.text, encoding="utf-8")
+    resolve(from_toml(recipe))
+
+
+# --- the reading of pages, by hand -------------------------------------------------------------------------
+
+
+def test_commands_are_found_by_line_with_their_continuations() -> None:
+    assert commands_in("# a comment\nmake a\n\nb \\\n  -c 'd  e'\n") == ["make a", "b -c 'd e'"]
+    with pytest.raises(ValueError, match="quotation"):
+        commands_in("echo 'open\n")
+
+
+def test_transcripts_are_commands_with_what_they_print() -> None:
+    assert transcripts_in("$ a\nx\ny\n$ b\n") == [
+        Transcript(command="a", output=("x", "y")),
+        Transcript(command="b", output=()),
+    ]
+    assert shows("1\n2\n3\n4\n", ("...", "2", "...", "4"))
+    assert shows("1\n", ("1",))
+    assert not shows("1\n2\n", ("1",))
+    assert not shows("1\n3\n2\n", ("...", "2", "...", "3"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_command_hides_in_an_indented_block(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    hidden = re.findall(r"^ {4,}(?:\$ |make |openclaw-rl |curl |\.venv/|python ).*$", text, re.MULTILINE)
+    assert hidden == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_fence_is_closed_and_names_its_language(page: Path) -> None:
+    fences = re.findall(r"^ *```.*$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    opening, closing = fences[::2], fences[1::2]
+    assert len(opening) == len(closing)
+    assert set(opening) <= {"```sh", "```bash", "```console", "```python", "```toml", "```text"}
+    assert set(closing) <= {"```"}
