@@ -79,7 +79,7 @@ class EngineConfig(Section):
     """Requests generated in one batch; more wait in the engine's queue."""
     context_length: Count = 2048
     """Prompt and answer together, tokens; never more than the model's own."""
-    prefill_chunk_tokens: Count = 64
+    prefill_chunk_tokens: Count = 32
     """A long prompt is read in pieces of this size, so that other streams go on between them."""
     max_versions: Count = 4
     """LoRA versions kept loaded; one in use is never unloaded."""
@@ -98,7 +98,7 @@ class RolloutConfig(Section):
     max_batch_wait_s: Positive = 300.0
     """A smaller batch is due once its oldest sample is this old."""
     min_batch_size: Count = 1
-    """Never train on fewer samples than this, however old."""
+    """A batch that is not full is never smaller than this, however old; a full one is always due."""
     idle_timeout_s: Positive = 1800.0
     """A session without a request for this long is over."""
     poll_interval_s: Positive = 0.1
@@ -231,8 +231,6 @@ class Config(Section):
         loss = self.training.loss
         if loss.w_retry > 0 and not self.rollout.accepted_retry:
             raise ValueError("training.loss.w_retry needs rollout.accepted_retry = true")
-        if self.rollout.min_batch_size > self.rollout.batch_size:
-            raise ValueError("rollout.min_batch_size is above rollout.batch_size: no batch would ever be due")
         if self.engine.kind == "scripted" and self.engine.script is None:
             raise ValueError("engine.kind = scripted needs engine.script")
         return self

@@ -16,6 +16,7 @@ from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from openclaw_rl.config import ModelConfig
+from openclaw_rl.config_sources import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -26,8 +27,8 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _GGUF_ONLY_KEYS = ("quantization_config", "_name_or_path", "_model_name_or_path", "architectures", "dtype")
 
 
-class ModelNotFound(Exception):
-    """The configured model is not there, or is not a Hugging Face model directory."""
+class ModelNotFound(ConfigError):
+    """The configured model is not there, or is no Hugging Face model that can be loaded."""
 
 
 def resolve_model(config: ModelConfig) -> Path:
@@ -62,19 +63,45 @@ def smollm2_gguf() -> Path:
 
 
 def load_causal_lm(path: Path, dtype: str = "float32") -> Any:
-    """The model in `path`, in evaluation mode, with SDPA attention. `dtype`: `float32` or `bfloat16`."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES[dtype], attn_implementation="sdpa")
+    """The model in `path`, in evaluation mode, with SDPA attention. `dtype`: `float32` or `bfloat16`.
+
+    Raises:
+        ModelNotFound: Transformers cannot load it.
+    """
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES[dtype], attn_implementation="sdpa")
+    except (OSError, ValueError) as error:
+        raise _unloadable(path, error) from error
     return model.eval()
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer in `path`, with its chat template."""
-    return AutoTokenizer.from_pretrained(path)
+    """The tokenizer in `path`, with its chat template.
+
+    Raises:
+        ModelNotFound: Transformers cannot load it.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise _unloadable(path, error) from error
 
 
 def context_length(path: Path) -> int:
-    """The most tokens that the model in `path` can attend to."""
-    return int(AutoConfig.from_pretrained(path).max_position_embeddings)
+    """The most tokens that the model in `path` can attend to.
+
+    Raises:
+        ModelNotFound: Transformers cannot read its configuration.
+    """
+    try:
+        return int(AutoConfig.from_pretrained(path).max_position_embeddings)
+    except (OSError, ValueError) as error:
+        raise _unloadable(path, error) from error
+
+
+def _unloadable(path: Path, error: Exception) -> ModelNotFound:
+    reason = str(error).strip().partition("\n")[0]
+    return ModelNotFound(f"the model in {path} cannot be loaded: {reason}")
 
 
 def _cached_smollm2(cache_dir: Path) -> Path:

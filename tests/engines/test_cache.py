@@ -73,6 +73,23 @@ def test_a_busy_slot_lends_its_beginning() -> None:
     assert pool.free == 0
 
 
+def test_a_slot_that_grew_in_a_forward_pass_is_copied_into_and_from() -> None:
+    """Memory that is allocated under inference mode may not be written outside of it."""
+    pool = SlotPool(SHAPE, 3)
+    busy, other = pool.take([5, 6, 7], 0, 2), pool.take([9], 0, 0)
+    with torch.inference_mode():
+        fill(busy, [5, 6, 7])
+        fill(other, [9])
+    assert busy.kv.is_inference()
+    assert other.kv.is_inference()
+    pool.release(other)
+    pool.slots[2].busy = True  # so that only the slot that grew in a pass is free
+    taken = pool.take([5, 6, 8], 0, 2)
+    assert taken is other
+    assert taken.tokens == [5, 6]
+    assert taken.kv[0, 0, 0, :2, 0].tolist() == [5.0, 6.0]
+
+
 def test_without_anything_in_common_the_slot_unused_for_longest_goes() -> None:
     pool = SlotPool(SHAPE, 2)
     oldest, newer = finished(pool, [1, 1]), finished(pool, [2, 2])

@@ -27,7 +27,7 @@ def test_an_entry_is_answered_refused_broken_or_under_way() -> None:
     ]
 
 
-def test_second_tries_are_answers_but_no_interactions() -> None:
+def test_second_tries_are_answers_but_no_interactions_and_closing_words_are_both() -> None:
     ledger = make_ledger(
         make_entry(interaction=0),
         make_entry(interaction=0, attempt=2),
@@ -37,7 +37,7 @@ def test_second_tries_are_answers_but_no_interactions() -> None:
         REFUSED,
         BROKEN,
     )
-    assert ledger.interactions == 2
+    assert ledger.interactions == 3
     assert ledger.answers == 4
     assert (ledger.refused_requests, ledger.broken_streams) == (1, 1)
 

@@ -11,7 +11,7 @@ from openclaw_rl.serving.gateway.dialects import openai_chat
 from openclaw_rl.serving.gateway.errors import GatewayError
 from tests.gateway.conftest import USER, Gateway
 
-CALL = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+CALL: dict[str, Any] = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
@@ -214,7 +214,8 @@ UNUSUAL: list[dict[str, Any]] = [
             "audio": None,
             "function_call": None,
             "annotations": [],
-            "tool_calls": [{**CALL, "index": 0}],
+            "parsed": None,
+            "tool_calls": [{**CALL, "index": 0, "function": {**CALL["function"], "parsed_arguments": None}}],
         },
         {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "found"}]},
     ),

@@ -349,6 +349,19 @@ def test_the_loop_works_reports_warns_and_stops(
     assert _waits_for_judging(store)
 
 
+def test_the_loop_says_nothing_where_there_is_nothing_to_do(config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    rollout = RolloutConfig(poll_interval_s=0.01, warn_after_s=0.05)
+    stop = threading.Event()
+    thread = threading.Thread(target=run, args=(config.model_copy(update={"rollout": rollout}), stop))
+    with caplog.at_level(logging.WARNING, logger="openclaw_rl.rollout.loop"):
+        thread.start()
+        time.sleep(0.5)
+        stop.set()
+        thread.join(timeout=5)
+    assert not thread.is_alive()
+    assert caplog.records == []
+
+
 def _waits_for_judging(store: Store) -> bool:
     said = [status.waiting_for or "" for status in store.status.loops() if status.loop is LoopName.ROLLOUT]
     return any("judging of 1 turn" in sentence for sentence in said)

@@ -41,6 +41,16 @@ def test_the_sentence_of_an_empty_store() -> None:
         "0 turns wait for a next state, 0 are being judged; 0 of 8 samples; excluded: none"
     )
     assert progress.waiting_for() == "requests from clients (0 of 8 samples)"
+    assert not progress.pending
+
+
+def test_whatever_could_go_forward_is_pending() -> None:
+    nothing, one = ReadySamples(count=0, oldest_created_at=None), ReadySamples(count=1, oldest_created_at=0.0)
+    excluded = _counts(turns_by_state={"excluded": 4, "sampled": 2}, turns_by_reason={"greedy": 4})
+    assert not progress_of(excluded, nothing, 0.0, CONFIG).pending
+    assert progress_of(excluded, one, 0.0, CONFIG).pending
+    for state in ("awaiting_next_state", "judging"):
+        assert progress_of(_counts(turns_by_state={state: 1}), nothing, 0.0, CONFIG).pending
 
 
 def test_it_waits_for_the_loop_nearest_to_the_batch() -> None:

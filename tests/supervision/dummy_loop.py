@@ -20,6 +20,7 @@ class ReadyHandler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/readyz" else 404)
         self.end_headers()
+        self.wfile.write(json.dumps({"loops": {loop.value: {"heartbeat_age_s": 0.0} for loop in LoopName}}).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

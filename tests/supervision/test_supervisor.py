@@ -111,6 +111,6 @@ def test_a_loop_that_does_not_end_is_killed_in_time(deploy: Any, tmp_path: Path)
 def test_a_configuration_that_a_loop_cannot_honour_ends_the_start(deploy: Any, tmp_path: Path) -> None:
     deployment: DummyDeployment = deploy(tmp_path / "run", "impossible")
     output, _ = deployment.process.communicate(timeout=20)
-    assert deployment.process.returncode == 1
+    assert deployment.process.returncode == 2
     assert "engine cannot run with this configuration: there is no such model" in output
     assert alive(deployment.state) == []

@@ -52,7 +52,7 @@ def save_plot(curve: LearningCurve, path: Path) -> None:
     for axes in (above, below):
         _dress(axes)
         _mark_versions(axes, curve.version_marks, labels=axes is above)
-    below.set_xlabel("interactions (different requests put to the policy)", color=INK)
+    below.set_xlabel("questions asked (first answers)", color=INK)
     figure.savefig(path)
 
 

@@ -124,7 +124,6 @@ What is a rocket? | space engine fuel launch vehicle thrust
 What is a school? | student learn teach education child communit place people visit knowledge
 What is a museum? | art history object exhibit display collection cultur place people visit communit
 What is a bank? | money loan save account financial deposit place people visit communit rob credit
-What is a market? | sell buy goods trade product place people visit communit
 What is a farm? | crop animal grow food land agricultur place people visit communit
 What is a bakery? | bread cake pastr food place people visit communit
 What is bread? | flour dough bake food wheat yeast eat taste flavor flavour ingredient drink

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.judging.text import answer_text, last_user_text
 from openclaw_rl.types import Judgement, Turn
 
@@ -20,7 +21,7 @@ class JudgeUnavailable(JudgeError):
     """What the judge needs is down: no fault of the turn, which does not use up one of its attempts."""
 
 
-class JudgeMisconfigured(ValueError):
+class JudgeMisconfigured(ConfigError):
     """The judge cannot work as configured; found at start-up, so that nothing is judged by something else."""
 
 

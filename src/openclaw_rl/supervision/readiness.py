@@ -1,21 +1,33 @@
-"""Asks the gateway whether the deployment is ready, apart from the thread that minds the processes."""
+"""Asks the gateway whether the deployment is ready, apart from the thread that minds the processes.
+
+Ready means that clients are answered and that each loop has reported since the start: a gateway alone would say
+"ready" beside a trainer that does not exist.
+"""
 
 from __future__ import annotations
 
 import http.client
+import json
 import threading
+import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
+from typing import Any
+
+from openclaw_rl.types import LoopName
 
 POLL_INTERVAL_S = 0.2
 REQUEST_TIMEOUT_S = 2.0
 
 
 class ReadinessProbe:
-    """Polls `/readyz` until it answers 200. `last` says what it answered last."""
+    """Polls `/readyz` until it answers 200 and shows a heartbeat of every loop. `last` says what was missing last."""
 
-    def __init__(self, gateway_url: str) -> None:
+    def __init__(self, gateway_url: str, *, since: float | None = None) -> None:
+        """`since` (seconds since the epoch): heartbeats from before are an earlier deployment's; by default now."""
         self._url = f"{gateway_url}/readyz"
+        self._since = time.time() if since is None else since
         # No proxy of the environment: the gateway is on this machine.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         self._ready = threading.Event()
@@ -46,10 +58,22 @@ class ReadinessProbe:
     def _ask(self) -> bool:
         try:
             with self._opener.open(self._url, timeout=REQUEST_TIMEOUT_S) as response:
-                return bool(response.status == 200)
+                silent = silent_loops(json.load(response), time.time() - self._since)
         except urllib.error.HTTPError as error:
             with error:
                 self.last = f"/readyz answered {error.code}: {error.read(400).decode('utf-8', errors='replace')}"
         except (OSError, http.client.HTTPException) as error:
             self.last = f"the gateway cannot be reached ({error})"
+        except ValueError:
+            self.last = "/readyz answered something that is not JSON"
+        else:
+            self.last = f"no word yet from {', '.join(silent)}" if silent else ""
+            return not silent
         return False
+
+
+def silent_loops(body: Mapping[str, Any], within_s: float) -> list[str]:
+    """The loops that, by the body of `/readyz`, have not reported within the last `within_s` seconds."""
+    said = body.get("loops") or {}
+    ages = {loop: said.get(loop.value, {}).get("heartbeat_age_s") for loop in LoopName}
+    return [loop.value for loop, age in ages.items() if age is None or age > within_s]

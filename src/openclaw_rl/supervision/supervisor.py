@@ -18,7 +18,7 @@ from pathlib import Path
 from openclaw_rl.config import Config
 from openclaw_rl.config_render import write_private_json
 from openclaw_rl.config_sources import ConfigError, load_json
-from openclaw_rl.supervision.child import EXIT_CONFIGURATION, EXIT_NO_RESTART, configure_logging
+from openclaw_rl.supervision.child import EXIT_CONFIGURATION, EXIT_NO_RESTART, EXIT_USAGE, configure_logging
 from openclaw_rl.supervision.children import (
     START_ORDER,
     Backoff,
@@ -82,9 +82,12 @@ class Supervisor:
         self._phase = Phase.STARTING
         self._started_at = time.time()
         self._failure: str | None = None
+        self._exit_code = 0
 
     def run(self, stop: threading.Event) -> int:
-        """Start the loops and mind them until `stop` is set; the exit code: 0, or 1 if they could not be started.
+        """Start the loops and mind them until `stop` is set.
+
+        The exit code: 0; 1 if they were not ready in time; 2 if one of them cannot run with this configuration.
 
         Call it from the main thread, to which the processes are tied.
 
@@ -106,7 +109,7 @@ class Supervisor:
             self._lock.release()
         if self._failure is not None:
             self._say(self._failure)
-        return 0 if self._failure is None else 1
+        return self._exit_code
 
     # --- starting ------------------------------------------------------------------------------------------
 
@@ -152,7 +155,7 @@ class Supervisor:
     # --- running -------------------------------------------------------------------------------------------
 
     def _mind(self, stop: threading.Event) -> None:
-        probe = ReadinessProbe(self._gateway_url)
+        probe = ReadinessProbe(self._gateway_url, since=self._started_at)
         probe.start()
         deadline = time.monotonic() + self._config.supervisor.ready_timeout_s
         try:
@@ -183,6 +186,7 @@ class Supervisor:
         if fatal:
             child.cancel_restart()
             self._failure = f"{child.loop} cannot run with this configuration{reason}"
+            self._exit_code = EXIT_USAGE
             return
         wait = max(0.0, (child.state.next_start_at or 0.0) - time.time())
         self._say(f"{child.loop}: {words}, restarting in {wait:.1f} s ({child.log}{reason})")
@@ -196,6 +200,7 @@ class Supervisor:
             return True
         if time.monotonic() > deadline:
             waited = self._config.supervisor.ready_timeout_s
+            self._exit_code = 1
             self._failure = f"not ready after {waited:.0f} s: {probe.last}; see the logs in {self._config.logs_dir}"
         return False
 

@@ -32,6 +32,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict
 
 from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.serving.engines.embedded.answer import AnswerText
 from openclaw_rl.serving.engines.embedded.app import create_app, serve
 from openclaw_rl.serving.engines.protocol import (
@@ -230,18 +231,21 @@ def load_script(path: Path) -> list[dict[str, Any]]:
     """Read a script.
 
     Raises:
-        ValueError: the file is no JSON list.
+        ConfigError: the file cannot be read, or is no JSON list.
     """
-    script = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        script = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"engine.script {path} cannot be read: {error}") from error
     if not isinstance(script, list):
-        raise ValueError(f"{path} holds no JSON list")
+        raise ConfigError(f"{path} holds no JSON list")
     return script
 
 
 def run(config: Config, stop: threading.Event) -> None:
     """Serve the script that `config.engine.script` names, until `stop` is set."""
     if config.engine.script is None:
-        raise ValueError("engine.kind = scripted needs engine.script")
+        raise ConfigError("engine.kind = scripted needs engine.script")
     app = scripted_app(load_script(config.engine.script), context_length=config.engine.context_length)
     store = Store.open(config.store_path)
     reporter = LoopReporter(store, LoopName.ENGINE)

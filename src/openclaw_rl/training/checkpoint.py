@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import ADAPTER_DIR, fsync, verify_manifest, write_manifest
 from openclaw_rl.training.trainer import Trainer, TrainerState
 
@@ -88,7 +89,7 @@ def load_checkpoint(path: Path) -> TrainerState:
     )
 
 
-class UnknownCheckpoints(RuntimeError):
+class UnknownCheckpoints(ConfigError):
     """Checkpoints that the store knows nothing of: it was lost or exchanged, and overwriting them would lose more."""
 
 

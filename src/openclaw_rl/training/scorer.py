@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.training.batch import MicroBatch, TokenSequence, plan_micro_batches
 
 
@@ -50,7 +51,7 @@ class Scorer:
     """Scores with a PEFT model whose output head no adapter touches.
 
     Raises:
-        ValueError: where the model does something between its last hidden state and its logits that the scorer would
+        ConfigError: where the model does something between its last hidden state and its logits that the scorer would
             miss (soft-capping, scaling, an adapter on the head). Checked once, on a tiny input.
     """
 
@@ -125,8 +126,10 @@ class Scorer:
             whole = self.model(input_ids=ids, use_cache=False).logits
             ours = self._head(self._trunk(input_ids=ids, use_cache=False).last_hidden_state)
         if not torch.allclose(whole, ours, atol=1e-4):
-            raise ValueError("this model changes its logits after the output head, which the trainer does not follow")
+            raise ConfigError(
+                "this model changes its logits after the output head, which the trainer does not follow"
+            )
         if getattr(self._head, "bias", None) is not None:
-            raise ValueError("an output head with a bias is not supported: temperature would not scale it")
+            raise ConfigError("an output head with a bias is not supported: temperature would not scale it")
         if any("lora" in name for name, _ in self._head.named_parameters()):
-            raise ValueError("an adapter on the output head is not supported: leave it out of lora.target_modules")
+            raise ConfigError("an adapter on the output head is not supported: leave it out of lora.target_modules")

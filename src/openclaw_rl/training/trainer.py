@@ -17,6 +17,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft
 from torch import Tensor
 
 from openclaw_rl.config import TrainingConfig
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.training import gate, losses
 from openclaw_rl.training.advantages import running_baseline
 from openclaw_rl.training.batch import MicroBatch, TokenSequence, TrainBatch, build_batch, plan_micro_batches
@@ -87,6 +88,9 @@ class Trainer:
 
         `base_path`: where the model lies, recorded in the adapter. `full_batch`: how many samples `config.lr` is
         meant for; fewer take a proportionally smaller step, because Adam's does not shrink with its evidence.
+
+        Raises:
+            ConfigError: the model has no such modules as the configuration's, or is one that the scorer cannot read.
         """
         self._full_batch = full_batch
         self.config = config
@@ -94,17 +98,7 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.context_length = int(model.config.max_position_embeddings)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.model = get_peft_model(
-            model,
-            LoraConfig(
-                r=config.lora.rank,
-                lora_alpha=config.lora.alpha,
-                lora_dropout=config.lora.dropout,
-                target_modules=list(config.lora.target_modules),
-                bias="none",
-                task_type="CAUSAL_LM",
-            ),
-        )
+        self.model = _with_adapter(model, config)
         self.model.peft_config["default"].base_model_name_or_path = base_path
         self.scorer = Scorer(self.model)
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -131,12 +125,12 @@ class Trainer:
         """Be what `state` was; the configuration's learning rate and decay stay in force.
 
         Raises:
-            ValueError: where the adapter is of another shape than the configuration's.
+            ConfigError: where the adapter is of another shape than the configuration's.
         """
         own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         shapes = {name: tensor.shape for name, tensor in own.items()}
         if shapes != {name: tensor.shape for name, tensor in state.adapter.items()}:
-            raise ValueError("training.lora differs from that of the checkpoint to resume from")
+            raise ConfigError("training.lora differs from that of the checkpoint to resume from")
         set_peft_model_state_dict(self.model, state.adapter)
         self._optimizer.load_state_dict(copy.deepcopy(state.optimizer))
         for group in self._optimizer.param_groups:
@@ -312,6 +306,21 @@ class Trainer:
                     reference = self.scorer.log_distribution(context.reference[flat], temperature)
                     values.append(losses.exact_kl(student, reference))
         return float(torch.cat(values).mean()) if values else 0.0
+
+
+def _with_adapter(model: Any, config: TrainingConfig) -> Any:
+    lora = LoraConfig(
+        r=config.lora.rank,
+        lora_alpha=config.lora.alpha,
+        lora_dropout=config.lora.dropout,
+        target_modules=list(config.lora.target_modules),
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    try:
+        return get_peft_model(model, lora)
+    except ValueError as error:
+        raise ConfigError(f"training.lora does not fit this model: {error}") from error
 
 
 def _pieces(length: int) -> Iterator[slice]:

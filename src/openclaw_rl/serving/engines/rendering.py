@@ -20,7 +20,9 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
+from openclaw_rl.serving.engines.special_tokens import Hiding, SpecialTokens
 from openclaw_rl.serving.engines.tool_parser import CALL_CLOSE, CALL_OPEN
 
 Json = dict[str, Any]
@@ -42,8 +44,9 @@ class Renderer:
 
     def __init__(self, tokenizer: Any) -> None:
         if not tokenizer.chat_template:
-            raise ValueError("the model's tokenizer has no chat template: it cannot answer chat messages")
+            raise ConfigError("the model's tokenizer has no chat template: it cannot answer chat messages")
         self._tokenizer = tokenizer
+        self._special = SpecialTokens(tokenizer)
         self.native_tools: bool = self._renders_tools()
         self.default_system: str | None = self._find_default_system()
 
@@ -55,11 +58,13 @@ class Renderer:
     ) -> tuple[int, ...]:
         """Token ids [P] of `messages`, with the opening of the assistant's answer if `generation_prompt`.
 
+        What a client wrote is ordinary text, also where it is spelled like a special token (see `special_tokens`).
+
         Raises:
             InvalidEngineRequest: a message cannot be rendered; `param` names the field.
         """
-        text = self.render_text(messages, tools, generation_prompt)
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+        hiding = self._special.hiding()
+        return hiding.encode(self._hidden_text(messages, tools, generation_prompt, hiding))
 
     def render_text(
         self,
@@ -68,16 +73,28 @@ class Renderer:
         generation_prompt: bool = True,
     ) -> str:
         """The text that `render` turns into ids."""
+        hiding = self._special.hiding()
+        return hiding.restore(self._hidden_text(messages, tools, generation_prompt, hiding))
+
+    def _hidden_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        generation_prompt: bool,
+        hiding: Hiding,
+    ) -> str:
         if not messages:
             raise InvalidEngineRequest("messages must not be empty", param="messages")
-        plain = [normalise(message, index) for index, message in enumerate(messages)]
+        plain: list[Json] = [hiding.hide(normalise(message, index)) for index, message in enumerate(messages)]
+        tools = hiding.hide(tools)
         if not self.native_tools:
             plain = with_tools_as_text(plain, tools, self.default_system)
             tools = ()
         try:
             return self._apply(plain, tools, generation_prompt)
         except (TemplateError, TypeError, KeyError, ValueError) as error:
-            message = f"the model's chat template cannot render these messages: {error}"
+            reason = hiding.restore(str(error))
+            message = f"the model's chat template cannot render these messages: {reason}"
             raise InvalidEngineRequest(message, param="messages") from error
 
     def _apply(self, messages: list[Json], tools: Sequence[Mapping[str, Any]], generation_prompt: bool) -> str:

@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, Cache
 
+from openclaw_rl.config_sources import ConfigError
+
 ATTENTION = "openclaw_slots"
 _GROWTH = 256
 """Slots grow by at least so many tokens, and by half of what they have."""
@@ -38,12 +40,12 @@ class KvShape:
         """Read it from a causal language model's configuration.
 
         Raises:
-            ValueError: the model attends through a sliding window, which slots do not offer.
+            ConfigError: the model attends through a sliding window, which slots do not offer.
         """
         config = model.config
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
-            raise ValueError(f"the embedded engine needs full attention in every layer, this model has {kinds}")
+            raise ConfigError(f"the embedded engine needs full attention in every layer, this model has {kinds}")
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         return cls(

@@ -21,12 +21,14 @@ _IGNORED_MESSAGE_FIELDS = frozenset({
 _FIELDS: Mapping[str, frozenset[str]] = {
     role: _IGNORED_MESSAGE_FIELDS | {"role", "content"} for role in ("system", "developer", "user")
 } | {
-    "assistant": _IGNORED_MESSAGE_FIELDS | {"role", "content", "tool_calls", "refusal", "audio", "function_call"},
+    # `parsed`, and `parsed_arguments` below: the official client's streaming helper adds them to what it hands out.
+    "assistant": _IGNORED_MESSAGE_FIELDS
+    | {"role", "content", "tool_calls", "refusal", "audio", "function_call", "parsed"},
     "tool": _IGNORED_MESSAGE_FIELDS | {"role", "content", "tool_call_id", "is_error"},
 }
 _PART_FIELDS = frozenset({"type", "text", "refusal", "cache_control", "annotations"})
 _CALL_FIELDS = frozenset({"id", "type", "function", "index", "provider_specific_fields"})
-_CALL_FUNCTION_FIELDS = frozenset({"name", "arguments"})
+_CALL_FUNCTION_FIELDS = frozenset({"name", "arguments", "parsed_arguments"})
 _TOOL_FIELDS = frozenset({"type", "function", "cache_control"})
 _FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict"})
 
