@@ -6,16 +6,29 @@ Importing this module loads no torch. An unknown key is an error that names the 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from openclaw_rl.types import Method
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _compiles(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from None
+    return pattern
+
+
+Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
+"""A regular expression in Python's syntax, checked at start-up."""
 
 
 class Section(BaseModel):
@@ -90,6 +103,27 @@ class EngineConfig(Section):
     """The scripted engine's answers (JSON); only for kind = scripted."""
 
 
+class Injection(Section):
+    """Something that a client puts in for one request, and that is no part of the conversation."""
+
+    name: str
+    role: Literal["user", "system", "developer", "tool"] = "user"
+    pattern: Pattern
+    """Tried at the start of a message (`drop`), or anywhere in its text (`cut`)."""
+    action: Literal["drop", "cut"] = "drop"
+    """`drop` sets the whole message aside, `cut` what the pattern matches."""
+
+
+class SideRule(Section):
+    """What a client's own housekeeping looks like."""
+
+    name: str
+    role: Literal["user", "system"] = "user"
+    """The last user message, or any system message."""
+    pattern: Pattern
+    """Tried at the start of the text."""
+
+
 class RolloutConfig(Section):
     """Sessions, next states, samples and when a batch is due."""
 
@@ -104,6 +138,12 @@ class RolloutConfig(Section):
     poll_interval_s: Positive = 0.1
     warn_after_s: Positive = 30.0
     """A warning each time this long passes without progress, saying what is missing."""
+    clients: tuple[Literal["openclaw"], ...] = ("openclaw",)
+    """Clients whose habits are known: their injections and side turns are recognised without further rules."""
+    injections: tuple[Injection, ...] = ()
+    """More of what clients put in for one request."""
+    side_rules: tuple[SideRule, ...] = ()
+    """More of what makes a request a side turn, where neither header nor body says."""
     accepted_retry: bool = False
     """Use an accepted second try as a demonstration for the first prompt."""
 

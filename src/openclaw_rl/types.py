@@ -129,6 +129,7 @@ class ExclusionReason(StrEnum):
     GREEDY = "greedy"
     TRUNCATED_SUPPORT = "truncated_support"
     AMBIGUOUS_PARENT = "ambiguous_parent"
+    NOT_DELIVERED = "not_delivered"
     NO_NEXT_STATE = "no_next_state"
     JUDGE_FAILED = "judge_failed"
     JUDGE_TIE = "judge_tie"
@@ -143,6 +144,14 @@ class JudgementOutcome(StrEnum):
     TIE = "tie"
     TOO_FEW_VALID = "too_few_valid"
     FAILED = "failed"
+
+
+class SignalKind(StrEnum):
+    """What a user did instead of answering: feedback without words, as weak as a guess about people is."""
+
+    REGENERATED = "regenerated"
+    EDITED = "edited"
+    ABANDONED = "abandoned"
 
 
 class FinishReason(StrEnum):
@@ -224,7 +233,10 @@ class TokenRecord:
 class Request:
     """One request as it arrived, recorded before the engine is asked.
 
-    `new_messages` are the messages after the parent's answer: the parent's next state. Empty without a parent.
+    `new_messages` are the messages after the parent's answer, without what the client put in for one request: the
+    parent's next state. Empty without a parent. `retry_of`: the earlier attempt that this one repeats, because that
+    one failed or never reached the client; `sibling_of`: the latest other answer to the same messages.
+    `side_rule` names the rule that made this a side turn, None where the client said so itself.
     """
 
     turn_id: str
@@ -238,6 +250,9 @@ class Request:
     session_done: bool
     model: str
     ambiguous: bool = False
+    retry_of: str | None = None
+    sibling_of: str | None = None
+    side_rule: str | None = None
     created_at: float
 
     def __post_init__(self) -> None:
@@ -248,8 +263,20 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Signal:
+    """Something that a user did about an answer; `by_turn_id` is the request that showed it, where one did."""
+
+    kind: SignalKind
+    by_turn_id: str | None
+    created_at: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One request answered by the policy; `next_state` is what the client sent after the answer."""
+    """One request answered by the policy; `next_state` is what the client sent after the answer.
+
+    `signals` are there in a turn that was claimed for judging; elsewhere they are not looked up.
+    """
 
     request: Request
     answer: Message
@@ -259,6 +286,7 @@ class Turn:
     state: TurnState
     reason: ExclusionReason | None = None
     next_state: tuple[Message, ...] | None = None
+    signals: tuple[Signal, ...] = ()
     served_at: float
 
     def __post_init__(self) -> None:

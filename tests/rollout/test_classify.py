@@ -54,7 +54,7 @@ def test_every_reason_that_needs_no_feedback_is_checked_once() -> None:
         ExclusionReason.TOO_FEW_VALID_VOTES,
         ExclusionReason.NO_SIGNAL,
     }
-    by_the_gateway = {ExclusionReason.TOKEN_COUNT_MISMATCH}
+    by_the_gateway = {ExclusionReason.TOKEN_COUNT_MISMATCH, ExclusionReason.NOT_DELIVERED}
     reasons = [check.reason for check in CHECKS]
     assert len(reasons) == len(set(reasons))
     assert set(reasons) == set(ExclusionReason) - after_feedback - by_the_gateway

@@ -34,6 +34,7 @@ class Stored:
     turn_id: str
     session_id: str
     context_hash: str
+    session_hint: str | None = None
 
 
 def calls(arguments: str, call_id: str = "call1", content: Any = None) -> Message:

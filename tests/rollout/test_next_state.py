@@ -17,7 +17,6 @@ ASSISTANT: Message = {"role": "assistant", "content": "I had more to say."}
         (tool("4", "a"), tool("9", "b")),
         (tool("4"), SYSTEM, user("and be quick")),
         (tool(""),),
-        (ASSISTANT, user("go on")),
         ({"role": "user", "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}]},),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]},),
     ],
@@ -26,12 +25,19 @@ def test_all_messages_are_kept_in_order_with_their_roles(messages: tuple[Message
     assert next_state_of(make_request("t2", parent_turn_id="t1", new_messages=messages)) == messages
 
 
+def test_what_follows_another_answer_is_not_about_ours() -> None:
+    messages = (tool("4"), user("and now 3 + 3"), ASSISTANT, user("That is wrong."))
+    assert next_state_of(make_request("t2", parent_turn_id="t1", new_messages=messages)) == messages[:2]
+
+
 @pytest.mark.parametrize(
     "messages",
     [
         (),
         (SYSTEM,),
         (ASSISTANT,),
+        (ASSISTANT, user("That is wrong.")),
+        (SYSTEM, ASSISTANT, user("That is wrong.")),
         (user("  \n"),),
         ({"role": "user", "content": None},),
         ({"role": "user", "content": [{"type": "text", "text": " "}]},),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from sqlalchemy.exc import IntegrityError
 
 from openclaw_rl.store import Store
+from openclaw_rl.store.rows import Fingerprint
 from openclaw_rl.types import (
     TURN_TRANSITIONS,
     ExclusionReason,
@@ -167,3 +169,52 @@ def test_an_exchange_is_a_turn_and_what_followed(store: Store) -> None:
     assert exchange.next_turn_id == "t2"
     assert exchange.judgement is not None
     assert exchange.judgement.score == -1.0
+
+
+def test_answer_whose_end_did_not_arrive_is_undelivered_and_lives_on_until_it_is_retried(store: Store) -> None:
+    talk = Conversation(store)
+    talk.turn("t1")
+    store.turns.move("t1", TurnState.AWAITING_NEXT_STATE)
+    store.turns.record_failure("t1", status="cancelled", error="client_gone")
+    assert state_of(store, "t1") == (TurnState.AWAITING_NEXT_STATE, None)
+    counters = store.status.counts().counters
+    assert (counters["requests_undelivered"], counters.get("requests_cancelled")) == (1, None)
+    talk.ask("t2", retry_of="t1")
+    assert state_of(store, "t1") == (TurnState.EXCLUDED, "not_delivered")
+
+
+def test_answer_that_comes_after_it_was_retried_is_not_delivered(store: Store) -> None:
+    talk = Conversation(store)
+    slow = talk.ask("t1")
+    talk.turn("t2", retry_of="t1")
+    talk.answer(slow)
+    assert state_of(store, "t1") == (TurnState.EXCLUDED, "not_delivered")
+    assert state_of(store, "t2") == (TurnState.SERVED, None)
+    assert store.status.counts().counters["turns_excluded_not_delivered"] == 1
+
+
+def test_answer_that_somebody_reacted_to_was_delivered_whatever_is_retried(store: Store) -> None:
+    talk = Conversation(store)
+    talk.turn("t1")
+    store.turns.move("t1", TurnState.AWAITING_NEXT_STATE)
+    store.turns.set_next_state("t1", "t2", [user("No.")])
+    talk.ask("t3", retry_of="t1")
+    assert state_of(store, "t1") == (TurnState.JUDGING, None)
+
+
+def test_earlier_requests_are_found_by_their_messages(store: Store) -> None:
+    prints = Fingerprint(body_hash="b", stem_hash="h", idempotency_key="i")
+    for number, (session, key) in enumerate([("s", "k"), ("s", "k"), ("other", "k"), ("theirs", "k2")]):
+        request = make_request(f"t{number}", session_id=session, key_id=key, created_at=float(number))
+        store.turns.record_request(request, fingerprint=prints)
+
+    def found(**values: Any) -> list[str]:
+        options = {"session_id": None, "since": 0.0, **values}
+        return [one.turn_id for one in store.lineage.same_body("k", "b", **options)]
+
+    assert found() == ["t2", "t1", "t0"]
+    assert found(session_id="s") == ["t1", "t0"]
+    assert found(since=2.0) == ["t2"]
+    assert [one.turn_id for one in store.lineage.same_stem("s", "h")] == ["t1", "t0"]
+    assert store.lineage.same_stem("s", "x") == store.lineage.same_body("k", "x", session_id=None, since=0.0) == []
+    assert store.lineage.same_stem("s", "h")[0].idempotency_key == "i"

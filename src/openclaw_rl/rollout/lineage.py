@@ -43,6 +43,11 @@ class Candidate(Protocol):
         """The hash of its messages and answer."""
         ...
 
+    @property
+    def session_hint(self) -> str | None:
+        """What its client seemed to call the conversation."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lineage:
@@ -152,14 +157,15 @@ def _canonical_call(call: Mapping[str, Any]) -> list[str]:
 class ContextHasher:
     """A rolling hash over messages. `extended` leaves it as it was, so that a request is hashed only once."""
 
-    def __init__(self, messages: Sequence[Message] = ()) -> None:
+    def __init__(self, messages: Sequence[Message | None] = ()) -> None:
         self._state = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         for message in messages:
             self.add(message)
 
-    def add(self, message: Message) -> None:
-        """Take one more message in."""
-        self._state.update(canonical_message(message))
+    def add(self, message: Message | None) -> None:
+        """Take one more message in; None is one that was set aside."""
+        if message is not None:
+            self._state.update(canonical_message(message))
 
     def hexdigest(self) -> str:
         """The hash of all messages so far."""
@@ -172,43 +178,57 @@ class ContextHasher:
         return state.hexdigest()
 
 
-def context_hashes(messages: Sequence[Message], hasher: ContextHasher | None = None) -> list[tuple[int, str]]:
+def context_hashes(messages: Sequence[Message | None], hasher: ContextHasher | None = None) -> list[tuple[int, str]]:
     """The hash of each prefix that ends in an assistant message, with the index after it, the shortest first.
 
-    Time is linear in the total length. A given `hasher` must be fresh, and holds all messages afterwards, so that
-    the answer can be hashed on top.
+    A message that was set aside (None) keeps its place and is not hashed. Time is linear in the total length. A given
+    `hasher` must be fresh, and holds all messages afterwards, so that the answer can be hashed on top.
     """
     rolling = ContextHasher() if hasher is None else hasher
     hashes: list[tuple[int, str]] = []
     for index, message in enumerate(messages, start=1):
         rolling.add(message)
-        if message["role"] == "assistant":
+        if message is not None and message["role"] == "assistant":
             hashes.append((index, rolling.hexdigest()))
     return hashes
 
 
-def context_hash(messages: Sequence[Message], answer: Message) -> str:
+def context_hash(messages: Sequence[Message | None], answer: Message) -> str:
     """The hash under which a turn is stored: of its messages and its answer."""
     return ContextHasher(messages).extended(answer)
+
+
+def stem_hash(messages: Sequence[Message | None], prefixes: Sequence[tuple[int, str]]) -> str:
+    """The hash of all before the question: up to the last answer, or the instructions where there is none yet."""
+    if prefixes:
+        return prefixes[-1][1]
+    opening: list[Message] = []
+    for message in messages:
+        if message is not None and message["role"] not in {"system", "developer"}:
+            break
+        opening += [] if message is None else [message]
+    return ContextHasher(opening).hexdigest()
 
 
 # --- the parent --------------------------------------------------------------------------------------------
 
 
 def resolve(
-    messages: Sequence[Message],
+    messages: Sequence[Message | None],
     prefixes: Sequence[tuple[int, str]],
     candidates: Sequence[Candidate],
     *,
     session_id: str | None = None,
+    session_hint: str | None = None,
 ) -> Lineage:
-    """Where a request with these `messages` belongs.
+    """Where a request with these `messages` belongs; None among them is one that was set aside.
 
     `prefixes` are its `context_hashes`; `candidates` the stored turns of the same key with one of those hashes,
     the latest first; `session_id` our id of the session that the client named, None where it named none.
 
     The longest matching prefix decides. Of several turns with that hash in one session (a regenerated answer with
-    the same text) the latest is the parent; in different sessions the request is ambiguous.
+    the same text) the latest is the parent; in different sessions the request is ambiguous, unless `session_hint`,
+    what the client seems to call the conversation, fits one session only.
     """
     if session_id is not None:
         candidates = [candidate for candidate in candidates if candidate.session_id == session_id]
@@ -219,13 +239,14 @@ def resolve(
         matching = by_hash.get(digest)
         if not matching:
             continue
+        if len({candidate.session_id for candidate in matching}) > 1 and session_hint is not None:
+            matching = [candidate for candidate in matching if candidate.session_hint == session_hint] or matching
         if len({candidate.session_id for candidate in matching}) > 1:
             return AMBIGUOUS
-        new_messages = tuple(messages[index:])
         return Lineage(
             session_id=matching[0].session_id,
-            parent_turn_id=matching[0].turn_id if new_messages else None,
-            new_messages=new_messages,
+            parent_turn_id=matching[0].turn_id if len(messages) > index else None,
+            new_messages=tuple(message for message in messages[index:] if message is not None),
             ambiguous=False,
         )
     return NO_LINEAGE

@@ -1,18 +1,21 @@
 """What counts as the next state of a turn: the feedback that the judge reads.
 
 The next state is *all* that the client sent after the turn's answer, in order and with roles: a user's words,
-several tool results, notes of the client between them. Nothing is cut out, since a judge that sees a tool's
-result without the user's remark beside it judges another conversation. But not every request brings feedback;
-`next_state_of` says which does.
+several tool results, notes of the client between them. Nothing is cut out of it, since a judge that sees a tool's
+result without the user's remark beside it judges another conversation. It ends where another answer begins, one that
+we do not know (another server's, or an edited one): what follows that is not about ours. And not every request brings
+feedback; `next_state_of` says which does.
 """
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from openclaw_rl.types import Message, Request, TurnType
 
 REACTION_ROLES = frozenset({"user", "tool", "function"})
-"""Roles whose messages react to an answer. `system` and `developer` messages are instructions of the client, and
-`assistant` messages are answers; they are kept beside a reaction and are none by themselves."""
+"""Roles whose messages react to an answer. `system` and `developer` messages are instructions of the client; they are
+kept beside a reaction and are none by themselves."""
 
 _TOOL_ROLES = frozenset({"tool", "function"})
 
@@ -26,9 +29,8 @@ def next_state_of(child: Request) -> tuple[Message, ...] | None:
     """
     if child.parent_turn_id is None or child.ambiguous or child.turn_type is not TurnType.MAIN:
         return None
-    if not any(is_reaction(message) for message in child.new_messages):
-        return None
-    return child.new_messages
+    about_it = tuple(takewhile(lambda message: message.get("role") != "assistant", child.new_messages))
+    return about_it if any(is_reaction(message) for message in about_it) else None
 
 
 def is_reaction(message: Message) -> bool:

@@ -35,7 +35,7 @@ def find_retry(accepted: Turn, judgement: Judgement, lookup: Callable[[str], Exc
         return RetrySearch()
     first: Turn | None = None
     current = accepted
-    while (parent := _parent_of(current, lookup)) is not None and parent.next_turn_id == current.turn_id:
+    while (parent := _parent_of(current, lookup)) is not None and _answers_correction(parent, current):
         if parent.judgement is None and parent.turn.state is TurnState.JUDGING:
             return RetrySearch(undecided=True)
         if not was_corrected(parent):
@@ -63,6 +63,11 @@ def was_corrected(exchange: Exchange) -> bool:
     if judgement is None or judgement.score is None or judgement.score >= 0 or judgement.hint is None:
         return False
     return bool(next_state) and all(message.get("role") == "user" for message in next_state or ())
+
+
+def _answers_correction(parent: Exchange, turn: Turn) -> bool:
+    """Whether `turn` answers what followed `parent`, at the first attempt or when that was tried again."""
+    return parent.next_turn_id is not None and parent.next_turn_id in {turn.turn_id, turn.request.retry_of}
 
 
 def _parent_of(turn: Turn, lookup: Callable[[str], Exchange | None]) -> Exchange | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import RowMapping
@@ -17,6 +17,7 @@ from openclaw_rl.types import (
     PolicyVersion,
     Request,
     SamplingParams,
+    Signal,
     TokenRecord,
     Turn,
     TurnState,
@@ -25,7 +26,17 @@ from openclaw_rl.types import (
 )
 
 
-def request_values(request: Request) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fingerprint:
+    """By what a request is recognised when it, or one like it, comes again; all None where nothing is known."""
+
+    body_hash: str | None = None
+    stem_hash: str | None = None
+    session_hint: str | None = None
+    idempotency_key: str | None = None
+
+
+def request_values(request: Request, fingerprint: Fingerprint) -> dict[str, Any]:
     """A request as a row of `requests`, still open."""
     return {
         "turn_id": request.turn_id,
@@ -40,6 +51,10 @@ def request_values(request: Request) -> dict[str, Any]:
         "model": request.model,
         "ambiguous": request.ambiguous,
         "brings_feedback": next_state_of(request) is not None,
+        "retry_of": request.retry_of,
+        "sibling_of": request.sibling_of,
+        "side_rule": request.side_rule,
+        **asdict(fingerprint),
         "status": "open",
         "error": None,
         "created_at": request.created_at,
@@ -60,6 +75,9 @@ def request_from(row: RowMapping) -> Request:
         session_done=row["session_done"],
         model=row["model"],
         ambiguous=row["ambiguous"],
+        retry_of=row["retry_of"],
+        sibling_of=row["sibling_of"],
+        side_rule=row["side_rule"],
         created_at=row["created_at"],
     )
 
@@ -106,7 +124,7 @@ def turn_values(turn: Turn, context_hash: str) -> dict[str, Any]:
     }
 
 
-def turn_from(row: RowMapping) -> Turn:
+def turn_from(row: RowMapping, signals: tuple[Signal, ...] = ()) -> Turn:
     """A joined row of `turns` and `requests` as its carrier."""
     return Turn(
         request=request_from(row),
@@ -117,6 +135,7 @@ def turn_from(row: RowMapping) -> Turn:
         state=TurnState(row["state"]),
         reason=None if row["reason"] is None else ExclusionReason(row["reason"]),
         next_state=None if row["next_state"] is None else tuple(row["next_state"]),
+        signals=signals,
         served_at=row["served_at"],
     )
 

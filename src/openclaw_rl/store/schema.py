@@ -52,9 +52,27 @@ requests = Table(
     Column("model", String(128), nullable=False),
     Column("ambiguous", Boolean, nullable=False),
     Column("brings_feedback", Boolean, nullable=False),  # rollout.next_state: it gives its parent a next state
-    Column("status", String(16), nullable=False, index=True),  # open | served | failed | cancelled
+    Column("retry_of", String(64), index=True),  # the attempt that this one repeats
+    Column("sibling_of", String(64)),  # the latest other answer to the same messages
+    Column("side_rule", String(64)),
+    Column("body_hash", String(64)),  # of all messages: equal for retries and siblings
+    Column("stem_hash", String(64)),  # of all messages but the question: equal for an edited question
+    Column("session_hint", Text),  # what the client calls the conversation, not to be relied upon
+    Column("idempotency_key", Text),
+    Column("status", String(16), nullable=False, index=True),  # open | served | undelivered | failed | cancelled
     Column("error", Text),
     Column("created_at", Float, nullable=False, index=True),
+    Index("requests_by_body", "key_id", "body_hash"),
+)
+
+signals = Table(
+    "signals",
+    metadata,
+    Column("signal_id", Integer, primary_key=True, autoincrement=True),
+    Column("turn_id", ForeignKey("requests.turn_id"), nullable=False, index=True),  # the answer that it is about
+    Column("kind", String(16), nullable=False),
+    Column("by_turn_id", String(64)),
+    Column("created_at", Float, nullable=False),
 )
 
 turns = Table(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Select, and_, select, update
 
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
+from openclaw_rl.store.lineage import add_signal, signals_of
 from openclaw_rl.store.rows import (
+    Fingerprint,
     judgement_from,
     judgement_values,
     request_from,
@@ -29,10 +31,14 @@ from openclaw_rl.types import (
     JudgementOutcome,
     Message,
     Request,
+    SignalKind,
     Turn,
     TurnState,
+    TurnType,
     check_transition,
 )
+
+NO_FINGERPRINT = Fingerprint()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +48,7 @@ class ParentCandidate:
     turn_id: str
     session_id: str
     context_hash: str
+    session_hint: str | None
     served_at: float
 
 
@@ -73,6 +80,14 @@ def move_turn(
         count(connection, f"turns_excluded_{reason.value}")
 
 
+def _exclude_undelivered(connection: Connection, turn_id: str) -> None:
+    """Exclude an answer that its client asked for again, unless somebody has reacted to it after all."""
+    waiting = (TurnState.SERVED.value, TurnState.AWAITING_NEXT_STATE.value)
+    query = select(turns.c.turn_id).where(turns.c.turn_id == turn_id, turns.c.state.in_(waiting))
+    if connection.execute(query).first() is not None:
+        move_turn(connection, turn_id, TurnState.EXCLUDED, reason=ExclusionReason.NOT_DELIVERED)
+
+
 class TurnStore:
     """Requests as they arrive, turns as they are answered, judgements as they are made."""
 
@@ -81,16 +96,42 @@ class TurnStore:
 
     # --- serving -------------------------------------------------------------------------------------------
 
-    def record_request(self, request: Request, *, client_session_id: str | None = None) -> None:
-        """Record an arrival, before the engine is asked; creates or reopens its session."""
+    def record_request(
+        self,
+        request: Request,
+        *,
+        client_session_id: str | None = None,
+        fingerprint: Fingerprint = NO_FINGERPRINT,
+        signals: Sequence[tuple[SignalKind, str]] = (),
+    ) -> None:
+        """Record an arrival, before the engine is asked; creates or reopens its session.
+
+        `signals` are what it shows about earlier answers, as (kind, turn id). An answer that it repeats is excluded:
+        its client does not have it.
+        """
         with self._database.write() as connection:
             touch(connection, request.session_id, request.key_id, client_session_id, request.created_at)
-            connection.execute(requests.insert().values(request_values(request)))
+            connection.execute(requests.insert().values(request_values(request, fingerprint)))
+            for kind, about in signals:
+                add_signal(connection, kind, about, request.turn_id, request.created_at)
             count(connection, "requests")
+            if request.ambiguous:
+                count(connection, "requests_ambiguous")
+            if request.turn_type is TurnType.SIDE:
+                count(connection, f"side_turns_{request.side_rule or 'said_by_client'}")
+            if request.retry_of is not None:
+                count(connection, "requests_retried")
+                _exclude_undelivered(connection, request.retry_of)
 
     def record_turn(self, turn: Turn, *, context_hash: str) -> None:
-        """Record an answer, before its final chunk is sent. A `session_done` request ends its session here."""
+        """Record an answer, before its final chunk is sent. A `session_done` request ends its session here.
+
+        An answer whose client has already asked again is excluded as not delivered.
+        """
         with self._database.write() as connection:
+            repeated = select(requests.c.turn_id).where(requests.c.retry_of == turn.turn_id)
+            if turn.state is TurnState.SERVED and connection.execute(repeated).first() is not None:
+                turn = replace(turn, state=TurnState.EXCLUDED, reason=ExclusionReason.NOT_DELIVERED)
             connection.execute(turns.insert().values(turn_values(turn, context_hash)))
             connection.execute(update(requests).where(requests.c.turn_id == turn.turn_id).values(status="served"))
             ended = {"ended_at": turn.served_at, "end_reason": "session_done"} if turn.request.session_done else {}
@@ -104,7 +145,10 @@ class TurnStore:
                 count(connection, f"turns_excluded_{turn.reason.value}")
 
     def record_failure(self, turn_id: str, *, status: str, error: str) -> None:
-        """An arrival that got no answer: `failed`, or `cancelled` by its client."""
+        """An arrival that got no answer: `failed`, or `cancelled` by its client, which left in the middle of it.
+
+        Where the answer is recorded already, only its end did not reach the client: it counts as undelivered.
+        """
         if status not in {"failed", "cancelled"}:
             raise ValueError(f"a request without an answer is failed or cancelled, not {status}")
         with self._database.write() as connection:
@@ -112,6 +156,12 @@ class TurnStore:
             result = connection.execute(update(requests).where(open_one).values(status=status, error=error))
             if result.rowcount:
                 count(connection, f"requests_{status}")
+                if status == "cancelled":
+                    add_signal(connection, SignalKind.ABANDONED, turn_id, None, time.time())
+                return
+            unheard = (requests.c.turn_id == turn_id) & (requests.c.status == "served")
+            if connection.execute(update(requests).where(unheard).values(status="undelivered", error=error)).rowcount:
+                count(connection, "requests_undelivered")
 
     def fail_open(self, *, error: str) -> int:
         """Fail every request that is still open: a gateway that starts has none, so its predecessor was killed."""
@@ -127,7 +177,10 @@ class TurnStore:
         if not context_hashes:
             return []
         query = (
-            select(turns.c.turn_id, turns.c.session_id, turns.c.context_hash, turns.c.served_at)
+            select(
+                turns.c.turn_id, turns.c.session_id, turns.c.context_hash, requests.c.session_hint, turns.c.served_at
+            )
+            .join(requests, requests.c.turn_id == turns.c.turn_id)
             .where(turns.c.key_id == key_id, turns.c.context_hash.in_(context_hashes))
             .order_by(turns.c.served_at.desc())
         )
@@ -232,7 +285,9 @@ class TurnStore:
                 .order_by(turns.c.served_at)
                 .limit(limit)
             )
-            claimed = [(turn_from(row), row["judge_attempts"]) for row in connection.execute(query).mappings()]
+            rows = list(connection.execute(query).mappings())
+            shown = signals_of(connection, [row["turn_id"] for row in rows])
+            claimed = [(turn_from(row, shown.get(row["turn_id"], ())), row["judge_attempts"]) for row in rows]
             for turn, attempts in claimed:
                 connection.execute(
                     update(turns)

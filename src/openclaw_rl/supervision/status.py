@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -70,6 +70,8 @@ class Progress:
     steps: int
     last_step_at: float | None
     last_step_samples: int | None
+    side_turns: Mapping[str, int] = field(default_factory=dict)
+    signals: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,7 +197,13 @@ def _progress(store: Store, run_dir: Path, now: float) -> Progress:
         steps=len(steps),
         last_step_at=last.created_at if last is not None else None,
         last_step_samples=len(last.sample_ids) if last is not None else None,
+        side_turns=_counted("side_turns_", counts.counters),
+        signals=_counted("signals_", counts.counters),
     )
+
+
+def _counted(prefix: str, counters: Mapping[str, int]) -> dict[str, int]:
+    return {name.removeprefix(prefix): value for name, value in counters.items() if name.startswith(prefix)}
 
 
 # --- as text -----------------------------------------------------------------------------------------------
@@ -233,6 +241,8 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("sessions", str(progress.sessions)),
         ("turns", f"{turns}  {_tally(progress.turns_by_state)}".rstrip()),
         ("excluded", _tally(progress.turns_by_reason) or "none"),
+        ("side", _tally(progress.side_turns) or "none"),
+        ("signals", _tally(progress.signals) or "none"),
         ("judged", f"{progress.judgements}, {progress.hints} with a hint"),
         ("samples", _tally(progress.samples_by_state) or "none"),
         ("batch", progress.due),

@@ -50,7 +50,7 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
         store=store,
         keys=KeyRing(config.serving.api_keys),
         keeper=VersionKeeper(store, engine, served_name=config.model.served_name),
-        recorder=Recorder(store),
+        recorder=Recorder(store, config.rollout),
         load=Load(),
         reporter=LoopReporter(store, LoopName.GATEWAY),
     )

@@ -178,6 +178,9 @@ class ChatEndpoint:
                     tools=asked.chat.tools,
                     session_done=asked.session_done,
                     model=asked.chat.model,
+                    retry_count=asked.retry_count,
+                    idempotency_key=asked.idempotency_key,
+                    prompt_cache_key=asked.chat.prompt_cache_key,
                     created_at=exchange.created_at,
                 )
             )

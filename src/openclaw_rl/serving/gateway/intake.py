@@ -17,6 +17,8 @@ from openclaw_rl.types import TurnType
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 BODY_TIMEOUT_S = 60.0
+MAX_IDEMPOTENCY_KEY = 256
+"""Characters of an idempotency key that count."""
 
 T = TypeVar("T")
 
@@ -30,8 +32,10 @@ class Asked:
     principal: Principal
     chat: openai_chat.ParsedChat
     session_id: str | None
-    turn_type: TurnType
+    turn_type: TurnType | None
     session_done: bool
+    retry_count: int
+    idempotency_key: str | None
     record: bool
 
 
@@ -89,8 +93,10 @@ def _merge(principal: Principal, headers: Mapping[str, str], chat: openai_chat.P
         principal=principal,
         chat=chat,
         session_id=session_id,
-        turn_type=turn_type or TurnType.MAIN,
+        turn_type=turn_type,
         session_done=session_done or False,
+        retry_count=_retry_count(headers),
+        idempotency_key=headers.get("idempotency-key", "")[:MAX_IDEMPOTENCY_KEY] or None,
         record=principal.train and not no_train,
     )
 
@@ -115,6 +121,12 @@ def _turn_type_header(headers: Mapping[str, str]) -> TurnType | None:
         return TurnType(value)
     except ValueError:
         raise bad_request("X-Turn-Type", "X-Turn-Type must be main or side.") from None
+
+
+def _retry_count(headers: Mapping[str, str]) -> int:
+    """How often the client says it has tried before; anything but a number is taken for not saying."""
+    value = headers.get("x-stainless-retry-count", "0")[:9]
+    return int(value) if value.isascii() and value.isdigit() else 0
 
 
 def _boolean_header(headers: Mapping[str, str], name: str) -> bool | None:

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from openclaw_rl.rollout.lineage import NO_LINEAGE, ContextHasher, context_hashes, resolve
+from openclaw_rl.config import RolloutConfig
+from openclaw_rl.rollout.attempts import classify_attempt, signals_shown
+from openclaw_rl.rollout.client_rules import ClientRules, session_hint
+from openclaw_rl.rollout.lineage import NO_LINEAGE, ContextHasher, Lineage, context_hashes, resolve, stem_hash
 from openclaw_rl.serving.gateway.versions import STORE_ERRORS
 from openclaw_rl.store import Store
-from openclaw_rl.types import Message, Request, Turn, TurnType
+from openclaw_rl.store.rows import Fingerprint
+from openclaw_rl.types import Message, Request, SignalKind, Turn, TurnType
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +38,19 @@ def new_id() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrival:
-    """A request as it arrived, before it is known where it belongs."""
+    """A request as it arrived, before it is known where it belongs. `turn_type` None: the client did not say."""
 
     turn_id: str
     key_id: str
     client_session_id: str | None
-    turn_type: TurnType
+    turn_type: TurnType | None
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...]
     session_done: bool
     model: str
+    retry_count: int = 0
+    idempotency_key: str | None = None
+    prompt_cache_key: str | None = None
     created_at: float
 
 
@@ -55,11 +62,23 @@ class Opened:
     hasher: ContextHasher
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a request stands among those before it."""
+
+    session_id: str
+    retry_of: str | None
+    sibling_of: str | None
+    signals: tuple[tuple[SignalKind, str], ...]
+
+
 class Recorder:
     """The gateway's only writer."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, config: RolloutConfig | None = None) -> None:
         self._store = store
+        self._config = config or RolloutConfig()
+        self._rules = ClientRules(self._config)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
         self.turns_not_recorded = 0
 
@@ -110,31 +129,87 @@ class Recorder:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, job))
 
     def _open(self, arrival: Arrival) -> Opened:
+        """The steps from a request to its place in the record."""
         named = arrival.client_session_id
         session_id = None if named is None else self._store.sessions.find(arrival.key_id, named)
         hasher = ContextHasher()
-        prefixes = context_hashes(arrival.messages, hasher)
-        lineage = NO_LINEAGE
-        if prefixes and (named is None or session_id is not None):
-            digests = [digest for _, digest in prefixes]
-            candidates = self._store.turns.find_parents(arrival.key_id, digests)
-            lineage = resolve(arrival.messages, prefixes, candidates, session_id=session_id)
+        plain = self._rules.plain(arrival.messages)
+        prefixes = context_hashes(plain, hasher)
+        fingerprint = Fingerprint(
+            body_hash=hasher.hexdigest(),
+            stem_hash=stem_hash(plain, prefixes),
+            session_hint=session_hint(arrival.messages, arrival.prompt_cache_key),
+            idempotency_key=arrival.idempotency_key,
+        )
+        new_session = named is not None and session_id is None
+        lineage = NO_LINEAGE if new_session else self._lineage(arrival, plain, prefixes, session_id, fingerprint)
+        place = self._place(arrival, lineage, session_id, fingerprint, new_session=new_session)
+        side_rule = self._rules.side_rule(plain) if arrival.turn_type is None else None
         request = Request(
             turn_id=arrival.turn_id,
-            session_id=session_id or lineage.session_id or new_id(),
+            session_id=place.session_id,
             key_id=arrival.key_id,
             parent_turn_id=lineage.parent_turn_id,
-            turn_type=arrival.turn_type,
+            turn_type=arrival.turn_type or (TurnType.MAIN if side_rule is None else TurnType.SIDE),
             messages=arrival.messages,
             tools=arrival.tools,
-            new_messages=lineage.new_messages,
+            new_messages=lineage.new_messages if lineage.parent_turn_id else (),
             session_done=arrival.session_done,
             model=arrival.model,
             ambiguous=lineage.ambiguous,
+            retry_of=place.retry_of,
+            sibling_of=place.sibling_of,
+            side_rule=side_rule,
             created_at=arrival.created_at,
         )
-        self._store.turns.record_request(request, client_session_id=named)
+        main = request.turn_type is TurnType.MAIN
+        self._store.turns.record_request(
+            request, client_session_id=named, fingerprint=fingerprint, signals=place.signals if main else ()
+        )
         return Opened(request=request, hasher=hasher)
+
+    def _lineage(
+        self,
+        arrival: Arrival,
+        plain: Sequence[Message | None],
+        prefixes: Sequence[tuple[int, str]],
+        session_id: str | None,
+        fingerprint: Fingerprint,
+    ) -> Lineage:
+        if not prefixes:
+            return NO_LINEAGE
+        candidates = self._store.turns.find_parents(arrival.key_id, [digest for _, digest in prefixes])
+        return resolve(plain, prefixes, candidates, session_id=session_id, session_hint=fingerprint.session_hint)
+
+    def _place(
+        self,
+        arrival: Arrival,
+        lineage: Lineage,
+        session_id: str | None,
+        fingerprint: Fingerprint,
+        *,
+        new_session: bool,
+    ) -> Place:
+        """Which session a request belongs to, what it repeats, and what that shows."""
+        known = session_id or lineage.session_id
+        body, stem = fingerprint.body_hash or "", fingerprint.stem_hash or ""
+        earlier = []
+        if not new_session:
+            since = arrival.created_at - self._config.idle_timeout_s  # an older attempt is of a session that is over
+            earlier = self._store.lineage.same_body(arrival.key_id, body, session_id=known, since=since)
+        attempt = classify_attempt(
+            earlier,
+            retry_count=arrival.retry_count,
+            idempotency_key=arrival.idempotency_key,
+            session_known=known is not None,
+        )
+        same_stem = [] if known is None else self._store.lineage.same_stem(known, stem)
+        return Place(
+            session_id=known or attempt.session_id or new_id(),
+            retry_of=attempt.retry_of,
+            sibling_of=attempt.sibling_of,
+            signals=tuple(signals_shown(attempt, earlier, same_stem, body)),
+        )
 
     def _not_recorded(self, turn_id: str, error: Exception) -> None:
         self.turns_not_recorded += 1

@@ -79,6 +79,7 @@ class ParsedChat:
     session_id: str | None
     turn_type: TurnType | None
     session_done: bool | None
+    prompt_cache_key: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +129,7 @@ def parse(body: bytes, *, default_max_tokens: int) -> ParsedChat:
         session_id=_session_id(given),
         turn_type=_turn_type(given),
         session_done=_session_done(given),
+        prompt_cache_key=_prompt_cache_key(given),
     )
 
 
@@ -228,6 +230,12 @@ def _turn_type(given: Mapping[str, Any]) -> TurnType | None:
 
 def _session_done(given: Mapping[str, Any]) -> bool | None:
     return checks.boolean(given["session_done"], "session_done") if "session_done" in given else None
+
+
+def _prompt_cache_key(given: Mapping[str, Any]) -> str | None:
+    """The cache key, where it is text: it changes nothing, so nothing about it is an error."""
+    value = given.get("prompt_cache_key")
+    return value[:256] if isinstance(value, str) and value else None
 
 
 def parse_session_id(value: Any, path: str) -> str:

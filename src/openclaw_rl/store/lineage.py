@@ -1,0 +1,70 @@
+"""What lineage asks of the record: earlier requests like this one, and what users did about answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Select, select
+
+from openclaw_rl.rollout.attempts import EarlierRequest
+from openclaw_rl.store.counting import count
+from openclaw_rl.store.database import Database
+from openclaw_rl.store.schema import requests, signals
+from openclaw_rl.types import Signal, SignalKind, TurnType
+
+MAX_EARLIER = 64
+"""A group of rollouts can be large; only its latest members matter here."""
+
+
+class LineageStore:
+    """Look-ups within one key."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def same_body(self, key_id: str, body_hash: str, *, session_id: str | None, since: float) -> list[EarlierRequest]:
+        """Requests of this key with these messages, the latest first; of one session, if it is given."""
+        query = _earlier().where(
+            requests.c.key_id == key_id, requests.c.body_hash == body_hash, requests.c.created_at >= since
+        )
+        if session_id is not None:
+            query = query.where(requests.c.session_id == session_id)
+        return self._run(query)
+
+    def same_stem(self, session_id: str, stem_hash: str) -> list[EarlierRequest]:
+        """Requests of a session with this history before their question, the latest first."""
+        return self._run(_earlier().where(requests.c.session_id == session_id, requests.c.stem_hash == stem_hash))
+
+    def signals(self, turn_id: str) -> tuple[Signal, ...]:
+        """What was done about one answer, the first first."""
+        with self._database.read() as connection:
+            return signals_of(connection, [turn_id]).get(turn_id, ())
+
+    def _run(self, query: Select[Any]) -> list[EarlierRequest]:
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(MAX_EARLIER)).mappings()
+            return [EarlierRequest(**{**row, "turn_type": TurnType(row["turn_type"])}) for row in rows]
+
+
+def add_signal(connection: Connection, kind: SignalKind, turn_id: str, by_turn_id: str | None, now: float) -> None:
+    """Record a signal, inside the caller's transaction, and count it."""
+    connection.execute(
+        signals.insert().values(turn_id=turn_id, kind=kind.value, by_turn_id=by_turn_id, created_at=now)
+    )
+    count(connection, f"signals_{kind.value}")
+
+
+def signals_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, tuple[Signal, ...]]:
+    """The signals of these turns."""
+    query = select(signals).where(signals.c.turn_id.in_(turn_ids)).order_by(signals.c.signal_id)
+    found: dict[str, tuple[Signal, ...]] = {}
+    for row in connection.execute(query):
+        signal = Signal(kind=SignalKind(row.kind), by_turn_id=row.by_turn_id, created_at=row.created_at)
+        found[row.turn_id] = (*found.get(row.turn_id, ()), signal)
+    return found
+
+
+def _earlier() -> Select[Any]:
+    columns = [requests.c[name] for name in EarlierRequest.__dataclass_fields__]
+    return select(*columns).order_by(requests.c.created_at.desc())
