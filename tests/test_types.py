@@ -44,6 +44,7 @@ EXPECTED = {
         ("judging", "sampled"),
         ("judging", "excluded"),
         ("excluded", "judging"),
+        ("sampled", "judging"),
     },
     "sample": {
         ("ready", "claimed"),

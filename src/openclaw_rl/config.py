@@ -56,6 +56,8 @@ class ApiKey(Section):
     key: SecretStr
     train: bool = True
     """False: served without recording anything."""
+    admin: bool = False
+    """True: may give feedback on every key's turns."""
 
 
 class ServingConfig(Section):
@@ -144,8 +146,24 @@ class RolloutConfig(Section):
     """More of what clients put in for one request."""
     side_rules: tuple[SideRule, ...] = ()
     """More of what makes a request a side turn, where neither header nor body says."""
+    at_least_one: bool = False
+    """Keep one turn of each session whose scores were all 0, as a sample with reward 0."""
     accepted_retry: bool = False
     """Use an accepted second try as a demonstration for the first prompt."""
+
+
+Weight = Annotated[float, Field(ge=-1.0, le=1.0)]
+
+
+class SignalWeights(Section):
+    """What a user's doing adds to the score of an answer, for each kind of signal that was seen; 0: nothing."""
+
+    regenerated: Weight = 0.0
+    """Another answer to the same messages was asked for."""
+    edited: Weight = 0.0
+    """The question was asked again in other words."""
+    abandoned: Weight = 0.0
+    """Nobody came back to the answer."""
 
 
 class JudgeConfig(Section):
@@ -171,6 +189,7 @@ class JudgeConfig(Section):
     """Turns judged at once (`--num-judge-workers`)."""
     lease_s: Positive = 120.0
     """A claimed turn goes back to the queue when its judge has been silent for this long."""
+    signals: SignalWeights = SignalWeights()
     max_attempts: Count = 3
     """After this many failures a turn is excluded as judge_failed."""
 

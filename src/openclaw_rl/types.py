@@ -16,6 +16,9 @@ from typing import Any, TypeVar
 Message = Mapping[str, Any]
 """One chat message as the client sent it: a JSON object with `role` and `content`."""
 
+HUMAN = "human"
+"""The kind of a judgement that a person made."""
+
 BASE_VERSION = 0
 """The policy version of the untrained base: the adapter switched off."""
 
@@ -56,7 +59,8 @@ TURN_TRANSITIONS: Mapping[TurnState, frozenset[TurnState]] = {
     TurnState.SERVED: frozenset({TurnState.AWAITING_NEXT_STATE, TurnState.EXCLUDED}),
     TurnState.AWAITING_NEXT_STATE: frozenset({TurnState.JUDGING, TurnState.EXCLUDED}),
     TurnState.JUDGING: frozenset({TurnState.SAMPLED, TurnState.EXCLUDED}),
-    TurnState.SAMPLED: frozenset(),
+    # Feedback or a next state came while the sample waited: it is withdrawn, and the turn judged anew.
+    TurnState.SAMPLED: frozenset({TurnState.JUDGING}),
     # Feedback or a next state may come after the session seemed over.
     TurnState.EXCLUDED: frozenset({TurnState.JUDGING}),
 }

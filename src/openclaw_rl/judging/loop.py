@@ -16,6 +16,7 @@ import time
 from openclaw_rl.config import Config
 from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
 from openclaw_rl.judging.factory import build_judge
+from openclaw_rl.judging.signals import by_signals_alone, weighed
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import Judgement, JudgementOutcome, LoopName, Turn
@@ -92,6 +93,9 @@ class JudgingLoop:
         if attempts >= self._config.judge.max_attempts:  # its judges died, each without a word
             await self._record(failed(turn, self._judge, "abandoned", time.monotonic()))
             return
+        if not turn.next_state:  # no words to judge: its signals brought it here
+            await self._record(by_signals_alone(turn, self._config.judge.signals))
+            return
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._config.judge.lease_s * DEADLINE_SHARE):
@@ -104,7 +108,7 @@ class JudgingLoop:
             await self._retry(turn, attempts + 1, "deadline", started)
         else:
             self._outages, self._held_for = 0, None
-            await self._record(judgement)
+            await self._record(weighed(judgement, turn, self._config.judge.signals))
 
     async def _record(self, judgement: Judgement) -> None:
         await asyncio.to_thread(self._store.turns.record_judgement, judgement)

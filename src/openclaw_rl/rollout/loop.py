@@ -16,10 +16,10 @@ from openclaw_rl.rollout.classify import exclusion_of
 from openclaw_rl.rollout.next_state import next_state_of
 from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
 from openclaw_rl.rollout.retries import RetrySearch, find_retry
-from openclaw_rl.rollout.samples import build_sample
+from openclaw_rl.rollout.samples import build_sample, kept_sample
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
-from openclaw_rl.types import ExclusionReason, Judgement, LoopName, Sample, Turn, TurnState
+from openclaw_rl.types import Judgement, LoopName, Sample, SignalKind, Turn, TurnState
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,28 @@ def attach_next_states(store: Store, _config: Config, _now: float) -> int:
     return moved
 
 
+def take_feedback(store: Store, _config: Config, _now: float) -> int:
+    """Turns that a person has judged go to `judging`: from `excluded` too, and from `sampled` if none claimed it."""
+    return store.feedback.take()
+
+
+def take_signals(store: Store, config: Config, _now: float) -> int:
+    """Turns without a next state go to `judging` for a signal that has a weight."""
+    weights = config.judge.signals
+    kinds = [kind for kind in SignalKind if getattr(weights, kind.value)]
+    return store.feedback.take_signals(kinds) if kinds else 0
+
+
+def keep_at_least_one(store: Store, config: Config, now: float) -> int:
+    """With `rollout.at_least_one`: one turn of each ended session whose scores were all 0 becomes a sample."""
+    if not config.rollout.at_least_one:
+        return 0
+    kept = [turn for turn_id in store.feedback.keep_one() if (turn := store.turns.get(turn_id)) is not None]
+    for turn in kept:
+        store.samples.add_kept(kept_sample(turn, now=now))
+    return len(kept)
+
+
 def end_idle_sessions(store: Store, config: Config, now: float) -> int:
     """A session without a request for `rollout.idle_timeout_s` is over. A later request opens it again."""
     return store.sessions.end_idle(now - config.rollout.idle_timeout_s)
@@ -60,7 +82,7 @@ def close_unanswered(store: Store, _config: Config, _now: float) -> int:
     """`awaiting_next_state` → `excluded` (no_next_state) where the session is over and nobody reacted."""
     left = store.turns.awaiting_in_ended_sessions()
     for turn_id in left:
-        store.turns.move(turn_id, TurnState.EXCLUDED, reason=ExclusionReason.NO_NEXT_STATE)
+        store.turns.close_unanswered(turn_id)
     return len(left)
 
 
@@ -83,9 +105,12 @@ def settle_judged(store: Store, config: Config, now: float) -> int:
 STEPS: Mapping[str, Step] = {
     "classifying served turns": classify_served,
     "attaching next states": attach_next_states,
+    "taking feedback": take_feedback,
+    "taking signals": take_signals,
     "ending idle sessions": end_idle_sessions,
     "closing unanswered turns": close_unanswered,
     "settling judged turns": settle_judged,
+    "keeping one turn of silent sessions": keep_at_least_one,
 }
 """One pass, in this order: a next state that is here is attached before its absence could exclude the turn."""
 

@@ -64,6 +64,20 @@ def build_sample(
     hint = hint_of(judgement, method)
     if reward is None and hint is None and retry is None:
         return REASON_WITHOUT_SIGNAL[judgement.outcome]
+    return _sample(turn, reward=reward, hint=hint, retry=retry, now=now)
+
+
+def kept_sample(turn: Turn, *, now: float) -> Sample:
+    """The sample of `rollout.at_least_one`: a reward of 0, which fills a place in a batch.
+
+    Without a baseline its policy gradient is 0; a running baseline makes it what it is worth against the average.
+    """
+    return _sample(turn, reward=0.0, hint=None, retry=None, now=now)
+
+
+def _sample(
+    turn: Turn, *, reward: float | None, hint: str | None, retry: RetryDemonstration | None, now: float
+) -> Sample:
     return Sample(
         turn_id=turn.turn_id,
         session_id=turn.request.session_id,

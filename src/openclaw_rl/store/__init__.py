@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from openclaw_rl.store.database import Database
+from openclaw_rl.store.feedback import FeedbackStore
 from openclaw_rl.store.lineage import LineageStore
 from openclaw_rl.store.samples import SampleStore
 from openclaw_rl.store.sessions import SessionStore
@@ -16,13 +17,14 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in six rooms that share one database. Every method of a room is one transaction."""
+    """The record, in seven rooms that share one database. Every method of a room is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self.sessions = SessionStore(database)
         self.turns = TurnStore(database)
         self.lineage = LineageStore(database)
+        self.feedback = FeedbackStore(database)
         self.samples = SampleStore(database)
         self.versions = VersionStore(database)
         self.status = StatusStore(database)

@@ -66,21 +66,14 @@ class SampleStore:
     def add(self, sample: Sample) -> None:
         """A judged turn becomes a sample: turn to `sampled` and the sample's row, in one transaction."""
         with self._database.write() as connection:
-            move_turn(connection, sample.turn_id, TurnState.SAMPLED)
-            now = time.time()
-            connection.execute(
-                samples.insert().values(
-                    turn_id=sample.turn_id,
-                    state=SampleState.READY.value,
-                    state_since=now,
-                    reward=sample.reward,
-                    hint=sample.hint,
-                    retry_prompt_turn_id=None if sample.retry is None else sample.retry.prompt_turn_id,
-                    version=sample.tokens.versions[0],
-                    created_at=sample.created_at,
-                )
-            )
-            count(connection, "samples")
+            _insert(connection, sample)
+
+    def add_kept(self, sample: Sample) -> None:
+        """An excluded turn becomes a sample after all (`rollout.at_least_one`), in one transaction."""
+        with self._database.write() as connection:
+            move_turn(connection, sample.turn_id, TurnState.JUDGING)
+            _insert(connection, sample)
+            count(connection, "samples_kept_at_least_one")
 
     def ready(self) -> ReadySamples:
         """How many samples wait, and since when."""
@@ -175,6 +168,23 @@ class SampleStore:
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(samples.c.created_at))
             return [(row.created_at, row.reward) for row in rows]
+
+
+def _insert(connection: Connection, sample: Sample) -> None:
+    move_turn(connection, sample.turn_id, TurnState.SAMPLED)
+    connection.execute(
+        samples.insert().values(
+            turn_id=sample.turn_id,
+            state=SampleState.READY.value,
+            state_since=time.time(),
+            reward=sample.reward,
+            hint=sample.hint,
+            retry_prompt_turn_id=None if sample.retry is None else sample.retry.prompt_turn_id,
+            version=sample.tokens.versions[0],
+            created_at=sample.created_at,
+        )
+    )
+    count(connection, "samples")
 
 
 def _return_expired_leases(connection: Connection, now: float) -> int:

@@ -97,6 +97,7 @@ turns = Table(
     Column("served_at", Float, nullable=False),
     Column("judge_lease_until", Float),
     Column("judge_attempts", Integer, nullable=False, default=0),
+    Column("feedback_seen", Integer),  # the newest human judgement that the rollout loop has acted on
     Index("turns_by_state", "state", "served_at"),
     Index("turns_by_reason", "reason"),
     Index("turns_by_context", "key_id", "context_hash"),
@@ -115,6 +116,7 @@ judgements = Table(
     Column("latency_s", Float, nullable=False),
     Column("details", JSON, nullable=False),
     Column("created_at", Float, nullable=False),
+    Index("judgements_by_kind", "kind", "turn_id"),
 )
 
 samples = Table(

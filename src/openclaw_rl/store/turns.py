@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, select, update
+from sqlalchemy import Connection, Select, and_, or_, select, update
 
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
@@ -21,8 +21,9 @@ from openclaw_rl.store.rows import (
     turn_from,
     turn_values,
 )
-from openclaw_rl.store.schema import judgements, requests, sessions, turns
+from openclaw_rl.store.schema import judgements, requests, samples, sessions, turns
 from openclaw_rl.store.sessions import touch
+from openclaw_rl.store.verdicts import decided, verdict_of
 from openclaw_rl.types import (
     TURN_TRANSITIONS,
     Exchange,
@@ -31,6 +32,7 @@ from openclaw_rl.types import (
     JudgementOutcome,
     Message,
     Request,
+    SampleState,
     SignalKind,
     Turn,
     TurnState,
@@ -39,6 +41,12 @@ from openclaw_rl.types import (
 )
 
 NO_FINGERPRINT = Fingerprint()
+
+OPEN_REASONS = frozenset({
+    ExclusionReason.NO_NEXT_STATE, ExclusionReason.NO_SIGNAL, ExclusionReason.JUDGE_FAILED,
+    ExclusionReason.JUDGE_TIE, ExclusionReason.TOO_FEW_VALID_VOTES,
+})  # fmt: skip
+"""Reasons that feedback can undo: the answer could be trained, only nobody said anything useful about it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,6 +86,15 @@ def move_turn(
     )
     if reason is not None:
         count(connection, f"turns_excluded_{reason.value}")
+
+
+def withdraw_sample(connection: Connection, turn_id: str) -> bool:
+    """Take back a sample that nobody has claimed, so that its turn can be judged anew; False where it is too late."""
+    waiting = (samples.c.turn_id == turn_id) & (samples.c.state == SampleState.READY.value)
+    withdrawn = connection.execute(samples.delete().where(waiting)).rowcount > 0
+    if withdrawn:
+        count(connection, "samples_withdrawn")
+    return withdrawn
 
 
 def _exclude_undelivered(connection: Connection, turn_id: str) -> None:
@@ -208,9 +225,21 @@ class TurnStore:
             return [turn_from(row) for row in connection.execute(query).mappings()]
 
     def with_next_request(self, *, limit: int = 256) -> list[tuple[str, Request]]:
-        """Turns that wait for a next state, or were excluded for lack of one, with the first child to bring it."""
-        waiting = (turns.c.state == TurnState.AWAITING_NEXT_STATE.value) | (
-            turns.c.reason == ExclusionReason.NO_NEXT_STATE.value
+        """Turns that have no next state yet, with the first child to bring it.
+
+        Beside those that wait for it: those that were excluded for lack of it, or judged without it (by a person, or
+        by signals), as long as no trainer has claimed their sample.
+        """
+        ready = select(samples.c.turn_id).where(
+            samples.c.turn_id == turns.c.turn_id, samples.c.state == SampleState.READY.value
+        )
+        waiting = and_(
+            turns.c.next_turn_id.is_(None),
+            or_(
+                turns.c.state == TurnState.AWAITING_NEXT_STATE.value,
+                turns.c.reason.in_([reason.value for reason in OPEN_REASONS]),
+                and_(turns.c.state == TurnState.SAMPLED.value, ready.exists()),
+            ),
         )
         query = (
             select(turns.c.turn_id.label("waiting_turn_id"), *requests.c)
@@ -224,6 +253,14 @@ class TurnStore:
             for row in connection.execute(query).mappings():
                 first.setdefault(row["waiting_turn_id"], request_from(row))
         return list(first.items())
+
+    def close_unanswered(self, turn_id: str) -> None:
+        """Exclude a turn that nobody reacted to. Where its user just stopped coming, the answer was abandoned."""
+        with self._database.write() as connection:
+            move_turn(connection, turn_id, TurnState.EXCLUDED, reason=ExclusionReason.NO_NEXT_STATE)
+            query = select(sessions.c.end_reason).join(turns, turns.c.session_id == sessions.c.session_id)
+            if connection.execute(query.where(turns.c.turn_id == turn_id)).scalar() == "idle_timeout":
+                add_signal(connection, SignalKind.ABANDONED, turn_id, None, time.time())
 
     def awaiting_in_ended_sessions(self, *, limit: int = 256) -> list[str]:
         """Turns that wait in a session that has ended, and that have no child that brings a next state."""
@@ -253,8 +290,12 @@ class TurnStore:
             move_turn(connection, turn_id, new, reason=reason)
 
     def set_next_state(self, turn_id: str, next_turn_id: str, messages: Sequence[Message]) -> None:
-        """Give a turn its next state and send it to the judge."""
+        """Give a turn its next state and send it to the judge; not if a trainer has claimed its sample meanwhile."""
         with self._database.write() as connection:
+            query = select(turns.c.state).where(turns.c.turn_id == turn_id)
+            sampled = connection.execute(query).scalar_one() == TurnState.SAMPLED.value
+            if sampled and not withdraw_sample(connection, turn_id):
+                return
             move_turn(
                 connection,
                 turn_id,
@@ -270,18 +311,17 @@ class TurnStore:
     def claim_for_judging(self, limit: int, lease_s: float) -> list[tuple[Turn, int]]:
         """Claim turns without a judgement, the oldest first, each with its number of attempts so far.
 
+        A turn that a person has judged, and that has no next state, is not claimed: a judge has nothing to add.
+
         A claim is a lease: it runs out when its judge dies, and the turn is claimed again.
         """
         now = time.time()
         free = turns.c.judge_lease_until.is_(None) | (turns.c.judge_lease_until < now)
-        judged = select(judgements.c.turn_id).where(
-            judgements.c.turn_id == turns.c.turn_id, judgements.c.created_at >= turns.c.state_since
-        )
         with self._database.write() as connection:
             query = (
                 _turn_rows()
                 .add_columns(turns.c.judge_attempts)
-                .where(turns.c.state == TurnState.JUDGING.value, free, ~judged.exists())
+                .where(turns.c.state == TurnState.JUDGING.value, free, ~decided())
                 .order_by(turns.c.served_at)
                 .limit(limit)
             )
@@ -321,33 +361,29 @@ class TurnStore:
                 count(connection, f"judgements_{judgement.outcome.value}")
 
     def judged(self, *, limit: int = 256) -> list[tuple[Turn, Judgement]]:
-        """Turns in `judging` whose judgement is here, with the latest one."""
-        fresh = and_(judgements.c.turn_id == turns.c.turn_id, judgements.c.created_at >= turns.c.state_since)
-        query = (
-            select(*judgements.c)
-            .join(turns, fresh)
-            .where(turns.c.state == TurnState.JUDGING.value)
-            .order_by(judgements.c.created_at)
-            .limit(limit)
-        )
+        """Turns in `judging` whose judgement is here, with the one that counts: a person's before a judge's."""
+        due = _turn_rows().where(turns.c.state == TurnState.JUDGING.value, decided()).limit(limit)
         with self._database.read() as connection:
-            found = {row["turn_id"]: judgement_from(row) for row in connection.execute(query).mappings()}
-            rows = connection.execute(_turn_rows().where(turns.c.turn_id.in_(found))).mappings()
-            return [(turn_from(row), found[row["turn_id"]]) for row in rows]
+            rows = list(connection.execute(due.order_by(turns.c.state_since)).mappings())
+            query = judgements.select().where(judgements.c.turn_id.in_([row["turn_id"] for row in rows]))
+            found: dict[str, list[Judgement]] = {}
+            for row in connection.execute(query.order_by(judgements.c.judgement_id)).mappings():
+                found.setdefault(row["turn_id"], []).append(judgement_from(row))
+            return [(turn_from(row), verdict_of(found[row["turn_id"]])) for row in rows]
 
     def exchange(self, turn_id: str) -> Exchange | None:
-        """A turn with what followed it: who brought its next state, and its latest judgement."""
-        latest = select(judgements).where(judgements.c.turn_id == turn_id).order_by(judgements.c.judgement_id.desc())
+        """A turn with what followed it: who brought its next state, and the judgement that counts."""
+        latest = select(judgements).where(judgements.c.turn_id == turn_id).order_by(judgements.c.judgement_id)
         with self._database.read() as connection:
             query = _turn_rows().where(turns.c.turn_id == turn_id)
             row = connection.execute(query).mappings().first()
             if row is None:
                 return None
-            judged = connection.execute(latest).mappings().first()
+            judged = [judgement_from(one) for one in connection.execute(latest).mappings()]
             return Exchange(
                 turn=turn_from(row),
                 next_turn_id=row["next_turn_id"],
-                judgement=None if judged is None else judgement_from(judged),
+                judgement=verdict_of(judged) if judged else None,
             )
 
     def judgements(self) -> list[Judgement]:

@@ -21,9 +21,11 @@ from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.gateway import errors
 from openclaw_rl.serving.gateway.auth import KeyRing, Principal
 from openclaw_rl.serving.gateway.chat import ChatEndpoint, Load
+from openclaw_rl.serving.gateway.feedback import parse_feedback, read_small_body
 from openclaw_rl.serving.gateway.recorder import Recorder
 from openclaw_rl.serving.gateway.versions import STORE_ERRORS, VersionKeeper
 from openclaw_rl.store import Store
+from openclaw_rl.store.verdicts import human_judgement
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import LoopName
 
@@ -106,6 +108,21 @@ def _add_routes(app: FastAPI, services: Services) -> None:
         if not known:
             raise errors.GatewayError(404, "This key has no such session.", code="session_not_found")
         return _json(200, {"session_id": session_id, "ended": True})
+
+    @app.post("/v1/feedback")
+    async def feedback(request: Request) -> Response:
+        principal = _principal(services, request)
+        said = parse_feedback(await read_small_body(request))
+        judgement = human_judgement(said.turn_id, said.score, said.comment)
+        owner = None if principal.admin else principal.key_id
+        try:
+            rated = await services.recorder.feedback(judgement, key_id=owner)
+        except STORE_ERRORS as error:
+            logger.error("feedback was not recorded (%s)", type(error).__name__)
+            raise errors.unavailable("The record cannot be written now.") from error
+        if rated is None:
+            raise errors.GatewayError(404, "This key has no such turn.", code="turn_not_found")
+        return _json(200, {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.too_late})
 
 
 async def _readiness(services: Services) -> Response:

@@ -13,13 +13,17 @@ from openclaw_rl.serving.gateway.errors import unauthorized
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Principal:
-    """The owner of a request: sessions belong to `key_id`. `train` False: served, nothing recorded."""
+    """The owner of a request: sessions belong to `key_id`. `train` False: served, nothing recorded.
+
+    `admin`: may give feedback on everybody's turns.
+    """
 
     key_id: str
     train: bool
+    admin: bool = False
 
 
-LOCAL = Principal(key_id="local", train=True)
+LOCAL = Principal(key_id="local", train=True, admin=True)
 """Whoever asks a gateway without keys, which only loopback can."""
 
 
@@ -33,7 +37,10 @@ class KeyRing:
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = [
-            (_digest(key.key.get_secret_value().encode()), Principal(key_id=key_id(key.name), train=key.train))
+            (
+                _digest(key.key.get_secret_value().encode()),
+                Principal(key_id=key_id(key.name), train=key.train, admin=key.admin),
+            )
             for key in keys
         ]
 

@@ -20,8 +20,9 @@ from openclaw_rl.rollout.client_rules import ClientRules, session_hint
 from openclaw_rl.rollout.lineage import NO_LINEAGE, ContextHasher, Lineage, context_hashes, resolve, stem_hash
 from openclaw_rl.serving.gateway.versions import STORE_ERRORS
 from openclaw_rl.store import Store
+from openclaw_rl.store.feedback import Rated
 from openclaw_rl.store.rows import Fingerprint
-from openclaw_rl.types import Message, Request, SignalKind, Turn, TurnType
+from openclaw_rl.types import Judgement, Message, Request, SignalKind, Turn, TurnType
 
 logger = logging.getLogger(__name__)
 
@@ -120,6 +121,14 @@ class Recorder:
             return session_id is not None and self._store.sessions.end(key_id, session_id, "ended_by_client")
 
         return await self._run(end)
+
+    async def feedback(self, judgement: Judgement, *, key_id: str | None) -> Rated | None:
+        """Keep a person's judgement of a turn of this key (None: of any); None where there is no such turn.
+
+        Raises:
+            SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
+        """
+        return await self._run(lambda: self._store.feedback.record(judgement, key_id=key_id))
 
     async def close(self) -> None:
         """Write what is queued, then stop."""

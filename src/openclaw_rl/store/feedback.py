@@ -1,0 +1,121 @@
+"""What people say about answers outside the conversation, and the turns that it puts before a judge again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, func, select, update
+
+from openclaw_rl.store.counting import count
+from openclaw_rl.store.database import Database
+from openclaw_rl.store.rows import judgement_values
+from openclaw_rl.store.schema import judgements, samples, sessions, signals, turns
+from openclaw_rl.store.turns import OPEN_REASONS, move_turn, withdraw_sample
+from openclaw_rl.types import HUMAN, Judgement, SampleState, SignalKind, TurnState
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rated:
+    """The turn that was rated: its state, and whether its sample was claimed or trained already (too late)."""
+
+    turn_id: str
+    state: TurnState
+    too_late: bool
+
+
+class FeedbackStore:
+    """Human judgements and signals. The rollout loop acts on them; recording them moves nothing."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def record(self, judgement: Judgement, *, key_id: str | None) -> Rated | None:
+        """Keep a human judgement of a turn of this key (None: of any key); None where there is no such turn."""
+        with self._database.write() as connection:
+            owned = select(turns.c.state, samples.c.state.label("sample")).outerjoin(
+                samples, samples.c.turn_id == turns.c.turn_id
+            )
+            owned = owned.where(turns.c.turn_id == judgement.turn_id)
+            if key_id is not None:
+                owned = owned.where(turns.c.key_id == key_id)
+            row = connection.execute(owned).first()
+            if row is None:
+                return None
+            connection.execute(judgements.insert().values(judgement_values(judgement)))
+            count(connection, "feedback")
+            return Rated(
+                turn_id=judgement.turn_id,
+                state=TurnState(row.state),
+                too_late=row.sample is not None and row.sample != SampleState.READY.value,
+            )
+
+    def take(self, *, limit: int = 256) -> int:
+        """Put turns with new human feedback before the judge (again); how many.
+
+        A turn is looked at once for each piece of feedback. Nothing moves where the answer could never be trained, or
+        where its sample is claimed or trained.
+        """
+        latest = (
+            select(judgements.c.turn_id, func.max(judgements.c.judgement_id).label("newest"))
+            .where(judgements.c.kind == HUMAN)
+            .group_by(judgements.c.turn_id)
+            .subquery()
+        )
+        query = (
+            select(turns.c.turn_id, turns.c.state, turns.c.reason, latest.c.newest)
+            .join(latest, latest.c.turn_id == turns.c.turn_id)
+            .where(latest.c.newest > func.coalesce(turns.c.feedback_seen, 0), turns.c.state != TurnState.SERVED.value)
+            .limit(limit)
+        )
+        with self._database.read() as connection:  # asked often, seldom true: spare the gateway a write lock
+            if connection.execute(query.limit(1)).first() is None:
+                return 0
+        with self._database.write() as connection:
+            rows = connection.execute(query).all()
+            for row in rows:
+                seen = update(turns).where(turns.c.turn_id == row.turn_id).values(feedback_seen=row.newest)
+                connection.execute(seen)
+                undecided = row.state == TurnState.AWAITING_NEXT_STATE.value or row.reason in OPEN_REASONS
+                if undecided or (row.state == TurnState.SAMPLED.value and withdraw_sample(connection, row.turn_id)):
+                    move_turn(connection, row.turn_id, TurnState.JUDGING, judge_lease_until=None, judge_attempts=0)
+            return len(rows)
+
+    def take_signals(self, kinds: Sequence[SignalKind], *, limit: int = 256) -> int:
+        """Put turns before the judge that have no next state but one of these signals; how many."""
+        silent = (turns.c.state == TurnState.AWAITING_NEXT_STATE.value) | (turns.c.reason == "no_next_state")
+        shown = signals.select().where(
+            signals.c.turn_id == turns.c.turn_id, signals.c.kind.in_([kind.value for kind in kinds])
+        )
+        query = select(turns.c.turn_id).where(silent, turns.c.next_turn_id.is_(None), shown.exists()).limit(limit)
+        with self._database.write() as connection:
+            found = list(connection.execute(query).scalars())
+            for turn_id in found:
+                move_turn(connection, turn_id, TurnState.JUDGING, judge_lease_until=None, judge_attempts=0)
+            return len(found)
+
+    def keep_one(self, *, limit: int = 64) -> list[str]:
+        """The last turn with a score of 0 of each ended session in which nothing became a sample.
+
+        Sessions that still have turns on their way are left alone.
+        """
+        under_way = [TurnState.SERVED, TurnState.AWAITING_NEXT_STATE, TurnState.JUDGING, TurnState.SAMPLED]
+        other = turns.alias()
+        busy = select(other.c.turn_id).where(
+            other.c.session_id == turns.c.session_id, other.c.state.in_([state.value for state in under_way])
+        )
+        query = (
+            select(turns.c.turn_id, turns.c.session_id)
+            .join(sessions, sessions.c.session_id == turns.c.session_id)
+            .where(sessions.c.ended_at.is_not(None), turns.c.reason == "no_signal", _scored_zero(), ~busy.exists())
+            .order_by(turns.c.served_at)
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            last = {row.session_id: row.turn_id for row in connection.execute(query)}
+        return list(last.values())
+
+
+def _scored_zero() -> ColumnElement[bool]:
+    zero = select(judgements.c.judgement_id).where(judgements.c.turn_id == turns.c.turn_id, judgements.c.score == 0.0)
+    return zero.exists()
