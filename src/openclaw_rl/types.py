@@ -186,6 +186,7 @@ class SamplingParams:
 
     temperature: float = 1.0
     top_p: float = 1.0
+    top_k: int = 0
     max_tokens: int
     stop: tuple[str, ...] = ()
     seed: int | None = None
@@ -195,8 +196,15 @@ class SamplingParams:
             raise ValueError(f"temperature must be between 0 and 2, got {self.temperature}")
         if not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0: no limit), got {self.top_k}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
+    @property
+    def truncated(self) -> bool:
+        """Whether tokens were drawn from a part of the vocabulary only."""
+        return self.top_p < 1.0 or self.top_k > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,12 +213,16 @@ class TokenRecord:
 
     `prompt_ids` [P]; `response_ids`, `logprobs`, `versions` [R], aligned. A log-probability (nats) that the
     engine did not give is None, never 0.0. `versions[i]` is the policy version that drew token i.
+
+    `kept` [R] where sampling was truncated: the ids that token i was drawn from (its log-probability is the one among
+    them), None where the engine could not say. None as a whole where nothing was cut.
     """
 
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     logprobs: tuple[float | None, ...]
     versions: tuple[int, ...]
+    kept: tuple[tuple[int, ...] | None, ...] | None = None
 
     def __post_init__(self) -> None:
         lengths = {len(self.response_ids), len(self.logprobs), len(self.versions)}
@@ -219,6 +231,15 @@ class TokenRecord:
                 "response_ids, logprobs and versions must have one length, got "
                 f"{len(self.response_ids)}, {len(self.logprobs)}, {len(self.versions)}"
             )
+        if self.kept is not None and len(self.kept) != len(self.response_ids):
+            raise ValueError(f"kept has one entry per response id, got {len(self.kept)}, {len(self.response_ids)}")
+
+    @property
+    def kept_sets_known(self) -> bool:
+        """Whether every token's kept set is there, and holds the token."""
+        return self.kept is not None and all(
+            kept is not None and token in kept for token, kept in zip(self.response_ids, self.kept, strict=True)
+        )
 
     def untrainable_reason(self) -> ExclusionReason | None:
         """The reason why these tokens cannot be trained, or None."""
@@ -390,6 +411,8 @@ class Sample:
         reason = self.tokens.untrainable_reason()
         if reason is not None:
             raise ValueError(f"these tokens cannot be trained: {reason}")
+        if self.sampling.truncated and not self.tokens.kept_sets_known:
+            raise ValueError("tokens drawn from a part of the vocabulary need that part")
 
     @property
     def logprobs(self) -> tuple[float, ...]:

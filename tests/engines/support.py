@@ -38,6 +38,7 @@ class Answer:
     versions: tuple[int, ...]
     text: str
     tool_calls: tuple[Any, ...]
+    kept: tuple[tuple[int, ...] | None, ...]
     finished: Finished
 
 
@@ -102,6 +103,7 @@ async def ask(engine: Engine, asked: ChatRequest) -> Answer:
         versions=tuple(version for event in drawn for version in event.versions),
         text="".join(event.text for event in drawn),
         tool_calls=tuple(call for event in drawn for call in event.tool_calls),
+        kept=tuple(ids for event in drawn for ids in event.kept or ()),
         finished=finished,
     )
 

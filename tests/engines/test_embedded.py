@@ -311,6 +311,26 @@ def test_top_p_draws_from_the_kept_set_and_says_so(tiny: Path) -> None:
     greedy, narrow = with_service(config_for(tiny), body)
     assert narrow.ids == greedy.ids  # only the likeliest token is kept
     assert narrow.logprobs == (0.0,) * len(narrow.ids)
+    assert narrow.kept == tuple((token,) for token in narrow.ids)
+    assert greedy.kept == ()
+
+
+def test_kept_sets_are_told_and_log_probabilities_are_those_among_them(tiny: Path) -> None:
+    async def body(service: EmbeddedService) -> tuple[Answer, Answer]:
+        cut = await ask(service, request(temperature=0.7, top_k=20, top_p=0.9, seed=3))
+        return cut, await ask(service, request(temperature=1.0, top_p=1.0 - 1e-9, seed=3))
+
+    cut, flat = with_service(config_for(tiny), body)
+    assert len(cut.kept) == len(cut.ids)
+    whole = plain_logprobs(plain_model(tiny), cut.prompt, cut.ids, temperature=0.7)
+    for token, logprob, kept, among_all in zip(cut.ids, cut.logprobs, cut.kept, whole, strict=True):
+        assert kept is not None
+        assert token in kept
+        assert 1 <= len(kept) <= 20
+        assert logprob > among_all
+    # A set of nearly the whole vocabulary is too large to be told, and the turn will be excluded.
+    assert set(flat.kept) == {None}
+    assert len(flat.kept) == len(flat.ids)
 
 
 def test_unknown_versions_and_bad_scores_are_refused(tiny: Path) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from openclaw_rl.serving.engines.embedded.sampling import NonFiniteLogits, draw, log_probabilities
+from openclaw_rl.serving.engines.embedded.sampling import MAX_KEPT, NonFiniteLogits, draw, log_probabilities
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 
@@ -58,3 +58,28 @@ def test_impossible_tokens_are_never_drawn() -> None:
 def test_broken_logits_are_an_error(bad: float) -> None:
     with pytest.raises(NonFiniteLogits):
         log_probabilities(torch.tensor([[0.0, 1.0], [bad, 0.0]]), 1.0)
+
+
+def test_kept_sets() -> None:
+    def kept(**values: float) -> tuple[int, ...] | None:
+        return draw(LOGITS, temperature=1.0, generator=generator(), **{"top_p": 1.0, **values}).kept  # type: ignore[arg-type]
+
+    assert kept() is None
+    assert kept(top_p=0.7) == (0, 1)
+    assert kept(top_k=3) == (0, 1, 2)
+    assert kept(top_k=4) is kept(top_k=99) is None  # nothing is cut
+    assert kept(top_k=2, top_p=0.6) == (0,)  # 0.5 of 0.8 is 0.625
+    assert kept(top_k=2, top_p=0.7) == (0, 1)
+
+
+def test_log_probability_under_top_k_is_that_among_the_kept() -> None:
+    for seed in range(20):
+        cut = draw(LOGITS, temperature=1.0, top_p=1.0, top_k=2, generator=generator(seed))
+        assert cut.logprob == pytest.approx(math.log((0.5, 0.3)[cut.token] / 0.8), abs=1e-6)
+
+
+def test_kept_set_that_is_too_large_is_not_told() -> None:
+    drawn = draw(torch.zeros(MAX_KEPT + 10), temperature=1.0, top_p=0.9999, generator=generator())
+    assert drawn.kept is None
+    assert drawn.logprob == pytest.approx(-math.log(MAX_KEPT + 9), abs=1e-3)
+    assert len(draw(torch.zeros(100), temperature=1.0, top_p=0.5, generator=generator()).kept or ()) == 50

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.rollout.classify import CHECKS, exclusion_of
-from openclaw_rl.types import ExclusionReason, FinishReason, TokenRecord, Turn, TurnType
+from openclaw_rl.types import ExclusionReason, FinishReason, SamplingParams, TokenRecord, Turn, TurnType
 from tests.builders import POLICY, SAMPLING, TOKENS, make_request, make_turn
 
 NO_TOKENS = TokenRecord(prompt_ids=(1,), response_ids=(), logprobs=(), versions=())
@@ -39,6 +39,15 @@ def test_a_plain_turn_may_be_trained() -> None:
     assert exclusion_of(by_version, policy_name=POLICY) is None, "the gateway excludes a version out of service"
     named_base = make_turn(request=make_request(model="base"))
     assert exclusion_of(named_base, policy_name="base") is None, "here `base` is the policy's own name"
+
+
+@pytest.mark.parametrize("sampling", [replace(SAMPLING, top_p=0.9), replace(SAMPLING, top_k=40)])
+def test_truncated_sampling_is_trained_where_every_kept_set_is_known(sampling: SamplingParams) -> None:
+    known = replace(TOKENS, kept=((7, 1), (2, 8)))
+    assert exclusion_of(make_turn(tokens=known, sampling=sampling), policy_name=POLICY) is None
+    for kept in (None, ((7,), None), ((7, 1), (2, 3))):
+        turn = make_turn(tokens=replace(TOKENS, kept=kept), sampling=sampling)
+        assert exclusion_of(turn, policy_name=POLICY) is ExclusionReason.TRUNCATED_SUPPORT
 
 
 @pytest.mark.parametrize("reason", [check.reason for check in CHECKS])

@@ -19,6 +19,11 @@ def test_logprobs_come_back_exactly(logprobs: list[float | None]) -> None:
     assert codec.unpack_logprobs(codec.pack_logprobs(logprobs)) == tuple(logprobs)
 
 
+@given(st.lists(st.none() | st.lists(st.integers(0, 2**32 - 1), max_size=5).map(tuple)))
+def test_kept_sets_come_back(kept: list[tuple[int, ...] | None]) -> None:
+    assert codec.unpack_kept(codec.pack_kept(kept)) == tuple(kept)
+
+
 def test_absent_nan_and_zero_are_three_values() -> None:
     absent, nan, zero = codec.unpack_logprobs(codec.pack_logprobs([None, math.nan, 0.0]))
     assert absent is None

@@ -16,6 +16,7 @@ from openclaw_rl.types import (
     ExclusionReason,
     InvalidTransition,
     JudgementOutcome,
+    TokenRecord,
     TurnState,
 )
 from tests.builders import (
@@ -218,3 +219,28 @@ def test_earlier_requests_are_found_by_their_messages(store: Store) -> None:
     assert [one.turn_id for one in store.lineage.same_stem("s", "h")] == ["t1", "t0"]
     assert store.lineage.same_stem("s", "x") == store.lineage.same_body("k", "x", session_id=None, since=0.0) == []
     assert store.lineage.same_stem("s", "h")[0].idempotency_key == "i"
+
+
+def test_kept_sets_come_back_with_the_turn(store: Store) -> None:
+    talk = Conversation(store)
+    kept = ((7, 1), None)
+    talk.turn("t1", tokens=replace(TOKENS, kept=kept))
+    talk.turn("t2")
+    found = [store.turns.get(turn_id) for turn_id in ("t1", "t2")]
+    assert [turn and turn.tokens.kept for turn in found] == [kept, None]
+
+
+def test_prompts_that_extend_their_parents_tokens_are_one_chain(store: Store) -> None:
+    def tokens(*prompt: int) -> TokenRecord:
+        return replace(TOKENS, prompt_ids=prompt)  # the response is 7, 8
+
+    talk = Conversation(store)
+    talk.turn("t1", tokens=tokens(1, 2))
+    talk.turn("t2", [user("a")], parent="t1", tokens=tokens(1, 2, 7, 8, 5))
+    talk.turn("t3", [user("b")], parent="t2", tokens=tokens(1, 2, 7, 8, 5, 7, 8, 6))
+    talk.turn("t4", [user("c")], parent="t3", tokens=tokens(1, 2, 9))
+    talk.turn("t5", [user("d")], parent="t4", tokens=tokens(1, 2, 9, 7, 8))
+    talk.turn("t6", [user("e")], parent="t1", tokens=tokens(1, 2, 7))
+    assert store.turns.chains("s") == {"t1": ["t1", "t2", "t3"], "t4": ["t4", "t5"], "t6": ["t6"]}
+    counters = store.status.counts().counters
+    assert (counters["prompts_extending_parent"], counters["prompts_breaking_chain"]) == (3, 2)

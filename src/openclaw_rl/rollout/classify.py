@@ -57,10 +57,10 @@ CHECKS: tuple[Check, ...] = (
         reason=ExclusionReason.GREEDY,
         holds=lambda turn, _policy: turn.sampling.temperature == 0.0,
     ),
-    # Under top-p the sampling distribution was cut and renormalised; the trainer's is not.
+    # Under top-p or top-k the trainer has to renormalise over the tokens that were kept, and so has to know them.
     Check(
         reason=ExclusionReason.TRUNCATED_SUPPORT,
-        holds=lambda turn, _policy: turn.sampling.top_p < 1.0,
+        holds=lambda turn, _policy: turn.sampling.truncated and not turn.tokens.kept_sets_known,
     ),
 )
 

@@ -34,6 +34,27 @@ def unpack_ids(blob: bytes) -> tuple[int, ...]:
     return tuple(unpacked)
 
 
+_UNKNOWN = 0xFFFF_FFFF
+
+
+def pack_kept(kept: Sequence[Sequence[int] | None]) -> bytes:
+    """Kept sets as 32-bit unsigned integers: per token how many ids, and the ids; 2**32 - 1 of them: unknown."""
+    flat: list[int] = []
+    for ids in kept:
+        flat += [_UNKNOWN] if ids is None else [len(ids), *ids]
+    return pack_ids(flat)
+
+
+def unpack_kept(blob: bytes) -> tuple[tuple[int, ...] | None, ...]:
+    """The inverse of `pack_kept`."""
+    flat, kept, at = unpack_ids(blob), list[tuple[int, ...] | None](), 0
+    while at < len(flat):
+        size = 0 if flat[at] == _UNKNOWN else flat[at]
+        kept.append(None if flat[at] == _UNKNOWN else flat[at + 1 : at + 1 + size])
+        at += 1 + size
+    return tuple(kept)
+
+
 def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
     """Log-probabilities as 64-bit floats: exactly what the engine said, None included."""
     return b"".join(_ABSENT if value is None else struct.pack("<d", value) for value in logprobs)

@@ -99,6 +99,7 @@ def tokens_from(row: RowMapping) -> TokenRecord:
         response_ids=codec.unpack_ids(row["response_ids"]),
         logprobs=codec.unpack_logprobs(row["logprobs"]),
         versions=codec.unpack_ids(row["versions"]),
+        kept=None if row["kept"] is None else codec.unpack_kept(row["kept"]),
     )
 
 
@@ -117,6 +118,7 @@ def turn_values(turn: Turn, context_hash: str) -> dict[str, Any]:
         "response_ids": codec.pack_ids(turn.tokens.response_ids),
         "logprobs": codec.pack_logprobs(turn.tokens.logprobs),
         "versions": codec.pack_ids(turn.tokens.versions),
+        "kept": None if turn.tokens.kept is None else codec.pack_kept(turn.tokens.kept),
         "sampling": sampling_values(turn.sampling),
         "finish_reason": turn.finish_reason.value,
         "served_at": turn.served_at,

@@ -90,6 +90,9 @@ turns = Table(
     Column("response_ids", LargeBinary, nullable=False),
     Column("logprobs", LargeBinary, nullable=False),
     Column("versions", LargeBinary, nullable=False),
+    Column("kept", LargeBinary),  # None where sampling was not truncated
+    Column("chain_id", String(64)),  # the first turn of a chain whose prompts extend one another, token by token
+    Column("extends_parent", Boolean),  # None without a parent
     Column("sampling", JSON, nullable=False),
     Column("finish_reason", String(16), nullable=False),
     Column("next_state", JSON),

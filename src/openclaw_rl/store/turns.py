@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, and_, or_, select, update
 
+from openclaw_rl.store.codec import pack_ids
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.lineage import add_signal, signals_of
@@ -105,6 +106,22 @@ def _exclude_undelivered(connection: Connection, turn_id: str) -> None:
         move_turn(connection, turn_id, TurnState.EXCLUDED, reason=ExclusionReason.NOT_DELIVERED)
 
 
+def _chain_values(connection: Connection, turn: Turn) -> dict[str, Any]:
+    """Whether the prompt is the parent's prompt and response and more, token by token; counted either way.
+
+    Where it is, the two turns can be read as one sequence. Where it is not (a template that drops the thinking of
+    earlier answers, a rewritten call), a new chain starts.
+    """
+    parent_id = turn.request.parent_turn_id
+    query = select(turns.c.chain_id, turns.c.prompt_ids, turns.c.response_ids).where(turns.c.turn_id == parent_id)
+    parent = None if parent_id is None else connection.execute(query).first()
+    if parent is None:
+        return {"chain_id": turn.turn_id, "extends_parent": None}
+    extends = pack_ids(turn.tokens.prompt_ids).startswith(parent.prompt_ids + parent.response_ids)
+    count(connection, "prompts_extending_parent" if extends else "prompts_breaking_chain")
+    return {"chain_id": parent.chain_id if extends else turn.turn_id, "extends_parent": extends}
+
+
 class TurnStore:
     """Requests as they arrive, turns as they are answered, judgements as they are made."""
 
@@ -149,7 +166,8 @@ class TurnStore:
             repeated = select(requests.c.turn_id).where(requests.c.retry_of == turn.turn_id)
             if turn.state is TurnState.SERVED and connection.execute(repeated).first() is not None:
                 turn = replace(turn, state=TurnState.EXCLUDED, reason=ExclusionReason.NOT_DELIVERED)
-            connection.execute(turns.insert().values(turn_values(turn, context_hash)))
+            chain = _chain_values(connection, turn)
+            connection.execute(turns.insert().values({**turn_values(turn, context_hash), **chain}))
             connection.execute(update(requests).where(requests.c.turn_id == turn.turn_id).values(status="served"))
             ended = {"ended_at": turn.served_at, "end_reason": "session_done"} if turn.request.session_done else {}
             connection.execute(
@@ -217,6 +235,15 @@ class TurnStore:
         query = _turn_rows().where(turns.c.session_id == session_id).order_by(turns.c.served_at)
         with self._database.read() as connection:
             return [turn_from(row) for row in connection.execute(query).mappings()]
+
+    def chains(self, session_id: str) -> dict[str, list[str]]:
+        """The turns of a session by chain, in the order they were served; siblings may share a beginning."""
+        query = select(turns.c.chain_id, turns.c.turn_id).where(turns.c.session_id == session_id)
+        found: dict[str, list[str]] = {}
+        with self._database.read() as connection:
+            for row in connection.execute(query.order_by(turns.c.served_at)):
+                found.setdefault(row.chain_id or row.turn_id, []).append(row.turn_id)
+        return found
 
     def in_state(self, state: TurnState, *, limit: int = 256) -> list[Turn]:
         """Turns in a state, the oldest first."""

@@ -72,6 +72,8 @@ class Progress:
     last_step_samples: int | None
     side_turns: Mapping[str, int] = field(default_factory=dict)
     signals: Mapping[str, int] = field(default_factory=dict)
+    exact_extensions: int = 0
+    broken_chains: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +201,8 @@ def _progress(store: Store, run_dir: Path, now: float) -> Progress:
         last_step_samples=len(last.sample_ids) if last is not None else None,
         side_turns=_counted("side_turns_", counts.counters),
         signals=_counted("signals_", counts.counters),
+        exact_extensions=counts.counters.get("prompts_extending_parent", 0),
+        broken_chains=counts.counters.get("prompts_breaking_chain", 0),
     )
 
 
@@ -243,6 +247,7 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("excluded", _tally(progress.turns_by_reason) or "none"),
         ("side", _tally(progress.side_turns) or "none"),
         ("signals", _tally(progress.signals) or "none"),
+        ("chains", _chains(progress)),
         ("judged", f"{progress.judgements}, {progress.hints} with a hint"),
         ("samples", _tally(progress.samples_by_state) or "none"),
         ("batch", progress.due),
@@ -250,6 +255,13 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("last step", last),
     ]
     return [f"  {name:<9} {text}" for name, text in rows]
+
+
+def _chains(progress: Progress) -> str:
+    prompts = progress.exact_extensions + progress.broken_chains
+    if not prompts:
+        return "no prompt with a parent yet"
+    return f"{progress.exact_extensions / prompts:.0%} of {prompts} prompts extend their parent's tokens exactly"
 
 
 def _tally(counts: Mapping[str, int]) -> str:

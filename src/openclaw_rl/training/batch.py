@@ -94,6 +94,7 @@ class TrainBatch:
     """One step's samples as tensors.
 
     The flat row, all [N]: `targets` the sampled tokens, `old` the engine's log-probabilities, `temperature`,
+    `kept` [N, K] the ids that each token was drawn from, filled up with -1 (all -1: from the whole vocabulary),
     `owner` the sample's index, `rewards` (0 where there is none), `reward_mask`, `hint_mask` where each signal
     exists *and the method uses it*, `versions` that drew the token, `weights` of the
     reduction (0 where no signal is).
@@ -110,6 +111,7 @@ class TrainBatch:
     targets: Tensor
     old: Tensor
     temperature: Tensor
+    kept: Tensor
     owner: Tensor
     rewards: Tensor
     reward_mask: Tensor
@@ -168,6 +170,7 @@ def build_batch(samples: Sequence[Sample], method: Method, loss: LossConfig) -> 
         targets=torch.tensor([token for s in samples for token in s.tokens.response_ids]),
         old=torch.tensor([logprob for s in samples for logprob in s.logprobs], dtype=torch.float32),
         temperature=spread([s.sampling.temperature for s in samples], torch.float32),
+        kept=_kept(samples),
         owner=owner,
         rewards=spread([0.0 if s.reward is None else s.reward for s in samples], torch.float32),
         reward_mask=reward_mask,
@@ -184,4 +187,16 @@ def build_batch(samples: Sequence[Sample], method: Method, loss: LossConfig) -> 
         ),
         demo_weights=torch.tensor([share / n for n in demo_lengths for _ in range(n)], dtype=torch.float32),
         demo_owners=tuple(i for i, s in enumerate(samples) if use_retry and s.retry is not None),
+    )
+
+
+def _kept(samples: Sequence[Sample]) -> Tensor:
+    """The kept sets of all response tokens, [N, K]; K is 0 where no sample's sampling was truncated."""
+    sets: list[tuple[int, ...]] = []
+    for sample in samples:
+        kept = sample.tokens.kept if sample.sampling.truncated else None
+        sets += [ids or () for ids in kept] if kept is not None else [()] * len(sample.tokens.response_ids)
+    widest = max(map(len, sets), default=0)
+    return torch.tensor([[*ids, *[-1] * (widest - len(ids))] for ids in sets], dtype=torch.long).reshape(
+        len(sets), widest
     )

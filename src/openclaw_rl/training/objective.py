@@ -62,7 +62,9 @@ def loss_terms(
 ) -> Terms:
     """The loss of n tokens, term by term.
 
-    Rewards enter through the sampled token, against the engine's own log-probability of it. Distillation enters at
+    Rewards enter through the sampled token, against the engine's own log-probability of it, both among the tokens
+    that were kept at sampling where it was truncated. (KL and top-k distillation look at the whole vocabulary.)
+    Distillation enters at
     the sampled token too (`opd_top_k = 0`: one advantage, the sum of both), or per entry of the student's top-k
     support. There the old policy is the student before this step: engines record the sampled token's alone,
     so the drift since sampling is corrected in the reward's ratio and not in the distillation's.
@@ -75,7 +77,8 @@ def loss_terms(
     batch = context.batch
     temperature, targets, old = batch.temperature[flat], batch.targets[flat], batch.old[flat]
     reward_mask, hint_mask = batch.reward_mask[flat], batch.hint_mask[flat]
-    sampled = student.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    kept = batch.kept[flat]
+    sampled = chosen_logprobs(student, targets, kept)
     distillation = torch.zeros_like(sampled)
     opd = torch.zeros_like(sampled)
     hinted = hint_mask.nonzero().squeeze(-1)
@@ -87,7 +90,7 @@ def loss_terms(
             terms = _topk_distillation(own, before, teacher, config)
             distillation = distillation.index_put((hinted,), config.w_opd * terms)
         else:
-            chosen = teacher.gather(-1, targets[hinted].unsqueeze(-1)).squeeze(-1)
+            chosen = chosen_logprobs(teacher, targets[hinted], kept[hinted])
             opd[hinted] = advantages.opd_token_advantage(chosen, old[hinted], config.opd_clip)
     advantage = advantages.combine(
         batch.rewards[flat] - context.baseline,
@@ -110,6 +113,22 @@ def loss_terms(
         "gap": (sampled.detach() - old).abs(),
     }
     return Terms(policy=policy, distillation=distillation, kl=config.kl_coef * kl, statistics=statistics)
+
+
+def chosen_logprobs(logprobs: Tensor, targets: Tensor, kept: Tensor) -> Tensor:
+    """Log-probabilities [n] of `targets` [n] in the distribution that they were drawn from.
+
+    `logprobs` [n, V] are those of the whole vocabulary; `kept` [n, K] the ids to renormalise over where sampling was
+    truncated (top-p, top-k), filled up with -1, all -1 where it was not. The set is the one that the engine kept, so
+    that old and new weights are compared on the same support.
+    """
+    chosen = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    cut = (kept >= 0).any(-1).nonzero().squeeze(-1) if kept.shape[-1] else targets.new_empty(0)
+    if not cut.numel():
+        return chosen
+    ids = kept[cut]
+    inside = logprobs[cut].gather(-1, ids.clamp_min(0)).masked_fill(ids < 0, float("-inf"))
+    return chosen.index_add(0, cut, -inside.logsumexp(-1))
 
 
 def _topk_distillation(student: Tensor, before: Tensor, teacher: Tensor, config: LossConfig) -> Tensor:

@@ -89,7 +89,8 @@ class TokensDrawn:
     """Tokens drawn since the last event, aligned, with the text that they completed (may be empty).
 
     `tool_calls` are OpenAI-style deltas, each with `index`. Text may be withheld (a stop string, a tool call);
-    ids never are: the concatenation over all events is exactly what was sampled.
+    ids never are: the concatenation over all events is exactly what was sampled. `kept` goes with truncated sampling
+    (`TokenRecord.kept`); None where nothing was cut, or where the engine does not tell.
     """
 
     ids: tuple[int, ...]
@@ -97,6 +98,7 @@ class TokensDrawn:
     versions: tuple[int, ...]
     text: str = ""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
+    kept: tuple[tuple[int, ...] | None, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,6 +17,8 @@ class AnswerInProgress:
         self.ids: list[int] = []
         self.logprobs: list[float | None] = []
         self._versions: list[int] = []
+        self._kept: list[tuple[int, ...] | None] = []
+        self._told_kept = False
         self._text: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
 
@@ -34,6 +36,7 @@ class AnswerInProgress:
             self.ids.extend(event.ids)
             self.logprobs.extend(event.logprobs)
             self._versions.extend(event.versions)
+            self._add_kept(event)
             self._text.append(event.text)
             for delta in event.tool_calls:
                 self._add_call(delta)
@@ -43,6 +46,13 @@ class AnswerInProgress:
             if event.finish_reason is FinishReason.ABORT:
                 raise EngineError("the engine gave the answer up")
             self.finished = event
+
+    def _add_kept(self, event: TokensDrawn) -> None:
+        """Line the kept sets up with the ids: an event without them says nothing of its tokens."""
+        if event.kept is not None and len(event.kept) != len(event.ids):
+            raise EngineError("the engine sent tokens and kept sets of different lengths")
+        self._told_kept = self._told_kept or event.kept is not None
+        self._kept.extend([None] * len(event.ids) if event.kept is None else event.kept)
 
     def _add_call(self, delta: Any) -> None:
         call = self._calls.setdefault(
@@ -69,6 +79,7 @@ class AnswerInProgress:
             response_ids=tuple(self.ids),
             logprobs=tuple(self.logprobs),
             versions=tuple(self._versions),
+            kept=tuple(self._kept) if self._told_kept else None,
         )
 
     def count_mismatch(self) -> ExclusionReason | None:

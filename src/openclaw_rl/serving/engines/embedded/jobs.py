@@ -111,7 +111,11 @@ class GenerationJob(Job):
         if not len(logits):
             return
         choice = draw(
-            logits[0], temperature=self.sampling.temperature, top_p=self.sampling.top_p, generator=self._generator
+            logits[0],
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            generator=self._generator,
         )
         self.tokens.append(choice.token)
         parsed = self._text.feed((choice.token,))
@@ -122,7 +126,12 @@ class GenerationJob(Job):
             text, calls = text + rest.text, calls + rest.tool_calls
         self.say(
             TokensDrawn(
-                ids=(choice.token,), logprobs=(choice.logprob,), versions=(self.version,), text=text, tool_calls=calls
+                ids=(choice.token,),
+                logprobs=(choice.logprob,),
+                versions=(self.version,),
+                text=text,
+                tool_calls=calls,
+                kept=(choice.kept,) if self.sampling.truncated else None,
             )
         )
         if reason is not None:

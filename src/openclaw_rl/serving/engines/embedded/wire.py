@@ -100,6 +100,7 @@ def event_from_json(body: Mapping[str, Any]) -> ChatEvent:
                 versions=tuple(body["versions"]),
                 text=body["text"],
                 tool_calls=tuple(body["tool_calls"]),
+                kept=_kept(body.get("kept")),
             )
         if kind == "finished":
             return Finished(
@@ -110,6 +111,10 @@ def event_from_json(body: Mapping[str, Any]) -> ChatEvent:
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(f"the engine sent a broken event: {error}") from error
     raise EngineError(f"the engine sent an unknown event {kind!r}")
+
+
+def _kept(kept: Any) -> tuple[tuple[int, ...] | None, ...] | None:
+    return None if kept is None else tuple(None if ids is None else tuple(ids) for ids in kept)
 
 
 def health_to_json(health: EngineHealth) -> Json:

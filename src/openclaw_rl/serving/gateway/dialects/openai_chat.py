@@ -24,7 +24,7 @@ _INT64 = 2**63
 
 _HONOURED = frozenset({
     "model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "temperature", "top_p",
-    "stop", "seed", "stream", "stream_options", "logprobs", "top_logprobs", "user", "metadata",
+    "top_k", "stop", "seed", "stream", "stream_options", "logprobs", "top_logprobs", "user", "metadata",
     "session_id", "turn_type", "session_done",
 })  # fmt: skip
 _IGNORED = frozenset({
@@ -40,7 +40,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
-    "top_k": (0, -1),
     "min_p": (0,),
     "response_format": ({"type": "text"},),
     "parallel_tool_calls": (True,),
@@ -54,9 +53,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "moderation": (),
     "suffix": (),
 }
-_NUMERIC = frozenset(
-    {"n", "best_of", "frequency_penalty", "presence_penalty", "repetition_penalty", "top_k", "min_p"}
-)
+_NUMERIC = frozenset({"n", "best_of", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_p"})
 _KNOWN = _HONOURED | _IGNORED | _NEUTRAL.keys()
 
 _FINISH = {FinishReason.STOP: "stop", FinishReason.LENGTH: "length", FinishReason.TOOL_CALLS: "tool_calls"}
@@ -174,6 +171,7 @@ def _sampling(given: Mapping[str, Any], default_max_tokens: int) -> SamplingPara
     return SamplingParams(
         temperature=checks.number(given.get("temperature", 1.0), "temperature", low=0.0, high=2.0),
         top_p=top_p,
+        top_k=max(0, checks.integer(given.get("top_k", 0), "top_k", low=-1, high=MAX_TOKENS_LIMIT)),
         max_tokens=next(iter(limits.values()), default_max_tokens),
         stop=_stop(given.get("stop")),
         seed=checks.integer(given["seed"], "seed", low=-_INT64, high=_INT64 - 1) if "seed" in given else None,
