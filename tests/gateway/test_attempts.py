@@ -176,3 +176,17 @@ def test_a_group_of_rollouts_at_once_are_siblings_without_signals(gateway: Gatew
     assert sum(one["sibling_of"] is None for one in rows) == 1
     assert not any(one["retry_of"] for one in rows)
     assert not any(gateway.store.lineage.signals(one["turn_id"]) for one in rows)
+
+
+def test_user_who_comes_back_after_the_session_was_ended_still_reacts(gateway: Gateway) -> None:
+    headers = {"X-Session-Id": "s"}
+    first = ask(gateway, USER, headers=headers)
+    turn_id = first.headers["X-Turn-Id"]
+    run_pass(gateway.store, gateway.config, time.time())
+    assert gateway.http.post("/v1/sessions/s/end").status_code == 200
+    run_pass(gateway.store, gateway.config, time.time())
+    assert gateway.turn(turn_id).reason == "no_next_state"
+    ask(gateway, USER, first.json()["choices"][0]["message"], {"role": "user", "content": "Thanks."}, headers=headers)
+    run_pass(gateway.store, gateway.config, time.time())
+    assert gateway.turn(turn_id).state is TurnState.JUDGING
+    assert gateway.turn(turn_id).next_state == ({"role": "user", "content": "Thanks."},)
