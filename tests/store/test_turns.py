@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -209,15 +208,13 @@ def test_earlier_requests_are_found_by_their_messages(store: Store) -> None:
         request = make_request(f"t{number}", session_id=session, key_id=key, created_at=float(number))
         store.turns.record_request(request, fingerprint=prints)
 
-    def found(**values: Any) -> list[str]:
-        options = {"session_id": None, "since": 0.0, **values}
-        return [one.turn_id for one in store.lineage.same_body("k", "b", **options)]
+    def found(since: float) -> list[str]:
+        return [one.turn_id for one in store.lineage.same_body("k", "b", since=since)]
 
-    assert found() == ["t2", "t1", "t0"]
-    assert found(session_id="s") == ["t1", "t0"]
-    assert found(since=2.0) == ["t2"]
+    assert found(0.0) == ["t2", "t1", "t0"]
+    assert found(2.0) == ["t2"]
     assert [one.turn_id for one in store.lineage.same_stem("s", "h")] == ["t1", "t0"]
-    assert store.lineage.same_stem("s", "x") == store.lineage.same_body("k", "x", session_id=None, since=0.0) == []
+    assert store.lineage.same_stem("s", "x") == store.lineage.same_body("k", "x", since=0.0) == []
     assert store.lineage.same_stem("s", "h")[0].idempotency_key == "i"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, Select, bindparam, select
 
 from openclaw_rl.rollout.attempts import EarlierRequest
 from openclaw_rl.store.counting import count
@@ -17,33 +17,47 @@ MAX_EARLIER = 64
 """A group of rollouts can be large; only its latest members matter here."""
 
 
+_EARLIER = (
+    select(*[requests.c[name] for name in EarlierRequest.__dataclass_fields__])
+    .order_by(requests.c.created_at.desc())
+    .limit(MAX_EARLIER)
+)
+# Built once: every request asks one of them.
+_SAME_BODY = _EARLIER.where(
+    requests.c.key_id == bindparam("key_id"),
+    requests.c.body_hash == bindparam("body_hash"),
+    requests.c.created_at >= bindparam("since"),
+)
+_SAME_STEM = _EARLIER.where(
+    requests.c.session_id == bindparam("session_id"), requests.c.stem_hash == bindparam("stem_hash")
+)
+
+
 class LineageStore:
     """Look-ups within one key."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def same_body(self, key_id: str, body_hash: str, *, session_id: str | None, since: float) -> list[EarlierRequest]:
-        """Requests of this key with these messages, the latest first; of one session, if it is given."""
-        query = _earlier().where(
-            requests.c.key_id == key_id, requests.c.body_hash == body_hash, requests.c.created_at >= since
-        )
-        if session_id is not None:
-            query = query.where(requests.c.session_id == session_id)
-        return self._run(query)
+    def same_body(self, key_id: str, body_hash: str, *, since: float) -> list[EarlierRequest]:
+        """Requests of this key with these messages, the latest first."""
+        return self._run(_SAME_BODY, {"key_id": key_id, "body_hash": body_hash, "since": since})
 
     def same_stem(self, session_id: str, stem_hash: str) -> list[EarlierRequest]:
-        """Requests of a session with this history before their question, the latest first."""
-        return self._run(_earlier().where(requests.c.session_id == session_id, requests.c.stem_hash == stem_hash))
+        """Requests of a session with this history before their question, the latest first.
+
+        Those with the same messages are among them.
+        """
+        return self._run(_SAME_STEM, {"session_id": session_id, "stem_hash": stem_hash})
 
     def signals(self, turn_id: str) -> tuple[Signal, ...]:
         """What was done about one answer, the first first."""
         with self._database.read() as connection:
             return signals_of(connection, [turn_id]).get(turn_id, ())
 
-    def _run(self, query: Select[Any]) -> list[EarlierRequest]:
+    def _run(self, query: Select[Any], values: dict[str, Any]) -> list[EarlierRequest]:
         with self._database.read() as connection:
-            rows = connection.execute(query.limit(MAX_EARLIER)).mappings()
+            rows = connection.execute(query, values).mappings()
             return [EarlierRequest(**{**row, "turn_type": TurnType(row["turn_type"])}) for row in rows]
 
 
@@ -63,8 +77,3 @@ def signals_of(connection: Connection, turn_ids: Sequence[str]) -> dict[str, tup
         signal = Signal(kind=SignalKind(row.kind), by_turn_id=row.by_turn_id, created_at=row.created_at)
         found[row.turn_id] = (*found.get(row.turn_id, ()), signal)
     return found
-
-
-def _earlier() -> Select[Any]:
-    columns = [requests.c[name] for name in EarlierRequest.__dataclass_fields__]
-    return select(*columns).order_by(requests.c.created_at.desc())

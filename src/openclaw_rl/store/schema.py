@@ -63,6 +63,7 @@ requests = Table(
     Column("error", Text),
     Column("created_at", Float, nullable=False, index=True),
     Index("requests_by_body", "key_id", "body_hash"),
+    Index("requests_by_stem", "session_id", "stem_hash"),
 )
 
 signals = Table(

@@ -202,17 +202,17 @@ class Recorder:
         """Which session a request belongs to, what it repeats, and what that shows."""
         known = session_id or lineage.session_id
         body, stem = fingerprint.body_hash or "", fingerprint.stem_hash or ""
-        earlier = []
-        if not new_session:
-            since = arrival.created_at - self._config.idle_timeout_s  # an older attempt is of a session that is over
-            earlier = self._store.lineage.same_body(arrival.key_id, body, session_id=known, since=since)
+        since = arrival.created_at - self._config.idle_timeout_s  # an older attempt is of a session that is over
+        same_stem = [] if known is None else self._store.lineage.same_stem(known, stem)
+        earlier = [one for one in same_stem if one.body_hash == body and one.created_at >= since]
+        if known is None and not new_session:
+            earlier = self._store.lineage.same_body(arrival.key_id, body, since=since)
         attempt = classify_attempt(
             earlier,
             retry_count=arrival.retry_count,
             idempotency_key=arrival.idempotency_key,
             session_known=known is not None,
         )
-        same_stem = [] if known is None else self._store.lineage.same_stem(known, stem)
         return Place(
             session_id=known or attempt.session_id or new_id(),
             retry_of=attempt.retry_of,
