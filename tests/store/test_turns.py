@@ -167,3 +167,10 @@ def test_an_exchange_is_a_turn_and_what_followed(store: Store) -> None:
     assert exchange.next_turn_id == "t2"
     assert exchange.judgement is not None
     assert exchange.judgement.score == -1.0
+
+
+def test_a_clock_that_is_set_back_does_not_hide_a_judgement(store: Store) -> None:
+    to_judging(store, "t1")
+    store.turns.record_judgement(replace(make_judgement("t1"), created_at=time.time() - 3600))
+    assert store.turns.claim_for_judging(1, 60.0) == []
+    assert [turn.turn_id for turn, _ in store.turns.judged()] == ["t1"]
