@@ -143,3 +143,17 @@ def test_version_names_from_either_form() -> None:
     assert [version_name(header) for header in ("0", "12", "policy-v3", "base")] == [
         "base", "policy-v12", "policy-v3", "base",
     ]  # fmt: skip
+
+
+def test_what_cannot_be_done_together_or_at_all_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert "--json and --watch" in refused(capsys, "status", "--json", "--watch")
+    assert "No such file" in refused(capsys, "options", "--update", "none.md")
+    page = tmp_path / "page.md"
+    page.write_text("no markers here")
+    assert "page.md" in refused(capsys, "options", "--update", str(page))
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    assert main(["up", "--run-dir", str(occupied)]) == 2
+    assert "cannot use run_dir" in capsys.readouterr().err

@@ -123,7 +123,11 @@ def test_lists_optional_values_and_keys_from_text() -> None:
     config = load(
         None,
         {"OPENCLAW_RL_SERVING__API_KEYS": keys, "OPENCLAW_RL_JUDGE__BASE_URL": ""},
-        [("--lora-target-modules", '["q_proj"]'), ("--rollout.accepted_retry", "yes")],
+        [
+            ("--lora-target-modules", '["q_proj"]'),
+            ("--rollout.accepted_retry", "yes"),
+            ("--set", "training.loss.w_retry=1"),
+        ],
     ).config
     assert config.serving.api_keys[0].key.get_secret_value() == "long"
     assert config.serving.api_keys[0].train is False
@@ -202,6 +206,36 @@ def test_combinations_that_cannot_work_say_why() -> None:
     assert "rollout.accepted_retry" in error_of(lambda: from_flags([("--set", "training.loss.w_retry=1")]))
 
 
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        (["engine.host=0.0.0.0"], "engine.host 0.0.0.0 is not loopback"),
+        (["engine.script=answers.json"], "engine.script is only for engine.kind = scripted"),
+        (["engine.kind=scripted"], "engine.kind = scripted needs engine.script"),
+        (["model.served_name=base"], "model.served_name 'base' means something else"),
+        (["model.served_name=policy-v3"], "model.served_name 'policy-v3' means something else"),
+        (["judge.min_valid_votes=4"], "judge.min_valid_votes is above judge.votes"),
+        (["judge.base_url=http://x.test/v1"], "judge.base_url is only for judge.kind = llm, and it is classifier"),
+        (["judge.kind=verdict_logits", "judge.api_key_env=KEY"], "judge.api_key_env is only for judge.kind = llm"),
+        (["rollout.accepted_retry=true"], "rollout.accepted_retry needs training.loss.w_retry above 0"),
+        (["training.adam_beta1=1"], "training.adam_beta1 = '1' (--set): input should be less than 1"),
+        (["training.method=opd", "training.loss.w_opd=0"], "training.method = opd learns nothing"),
+        (["training.method=binary_rl", "training.loss.w_rl=0"], "training.method = binary_rl learns nothing"),
+        (["training.loss.w_rl=0", "training.loss.w_opd=0"], "training.method = combine learns nothing"),
+        (['serving.api_keys=[{"name": "a", "key": ""}]'], "serving.api_keys.0.key"),
+        (['serving.api_keys=[{"name": "a", "key": "1"}, {"name": "a", "key": "2"}]'], "have one name"),
+        (['serving.api_keys=[{"name": "a", "key": "1"}, {"name": "b", "key": "1"}]'], "have one key"),
+    ],
+)
+def test_what_could_not_be_honoured_is_refused(chosen: list[str], said: str) -> None:
+    assert said in error_of(lambda: from_flags([("--set", setting) for setting in chosen]))
+
+
+def test_one_signal_of_two_is_enough_to_learn_from() -> None:
+    config = resolve(from_flags([("--set", "training.loss.w_opd=0")])).config
+    assert (config.training.loss.w_rl, config.training.loss.w_opd) == (1.0, 0.0)
+
+
 def test_a_secret_is_never_repeated_in_an_error() -> None:
     wrong = '[{"name": "anna", "kye": "swordfish"}]'
     message = error_of(lambda: from_environment({"OPENCLAW_RL_SERVING__API_KEYS": wrong}))
@@ -231,7 +265,7 @@ def test_the_printed_tree_reads_back(
 ) -> None:
     config = Config(
         model=ModelConfig(path=path),
-        judge=JudgeConfig(base_url=base_url),
+        judge=JudgeConfig(kind="llm", base_url=base_url),
         training=TrainingConfig(lr=lr, seed=seed, lora=LoraConfig(target_modules=tuple(modules), alpha=alpha)),
     )
     printed = to_toml(config, {"training.lr": "--lr"})

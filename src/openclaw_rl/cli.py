@@ -102,6 +102,8 @@ def run_status(parsed: argparse.Namespace) -> int:
     from openclaw_rl.supervision.status import collect, render
 
     run_dir = resolve_arguments(parsed, None).config.run_dir
+    if parsed.watch and parsed.json:
+        raise ConfigError("--json and --watch do not go together: ask for --json as often as you like")
     if parsed.watch:
         return watch_status(run_dir)
     report = collect(run_dir)
@@ -156,7 +158,12 @@ def run_demo(parsed: argparse.Namespace) -> int:
 def run_options(parsed: argparse.Namespace) -> int:
     """`options`: everything that can be set."""
     if parsed.update is not None:
-        parsed.update.write_text(with_tables(parsed.update.read_text(encoding="utf-8")), encoding="utf-8")
+        try:
+            parsed.update.write_text(with_tables(parsed.update.read_text(encoding="utf-8")), encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"--update {parsed.update}: {error.strerror or error}") from error
+        except ValueError as error:
+            raise ConfigError(f"--update {parsed.update}: {error}") from error
         return OK
     for option in options():
         say(f"{option.flag} ({type_name(option)})")
@@ -227,7 +234,7 @@ def _add_demo(commands: Any) -> None:
     parser.add_argument("--held-out", type=int, help="how many held-out questions are asked")
     parser.add_argument("--temperature", type=float, help="of the answers during training")
     parser.add_argument("--max-tokens", type=int, help="of an answer during training")
-    parser.add_argument("--threads", type=int, help="how many conversations the user holds at once (2)")
+    parser.add_argument("--threads", type=int, help="how many conversations the user holds at once (3)")
     parser.add_argument("--seed", type=int, help="fixes what can be fixed")
     parser.add_argument("--report", type=Path, metavar="FILE.json", help="write the figures for programs")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="where the plot goes")

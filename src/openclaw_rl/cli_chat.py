@@ -46,6 +46,7 @@ def chat(run_dir: Path, *, model: str | None, temperature: float, max_tokens: in
         api_key=keys[0].key.get_secret_value() if keys else "none",
         max_retries=0,
         timeout=REQUEST_TIMEOUT_S,
+        http_client=openai.DefaultHttpxClient(trust_env=False),  # the gateway is on this machine, behind no proxy
     )
     options: dict[str, Any] = {"model": model or config.model.served_name, "temperature": temperature}
     if max_tokens is not None:

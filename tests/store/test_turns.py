@@ -241,3 +241,10 @@ def test_prompts_that_extend_their_parents_tokens_are_one_chain(store: Store) ->
     assert store.turns.chains("s") == {"t1": ["t1", "t2", "t3"], "t4": ["t4", "t5"], "t6": ["t6"]}
     counters = store.status.counts().counters
     assert (counters["prompts_extending_parent"], counters["prompts_breaking_chain"]) == (3, 2)
+
+
+def test_a_clock_that_is_set_back_does_not_hide_a_judgement(store: Store) -> None:
+    to_judging(store, "t1")
+    store.turns.record_judgement(replace(make_judgement("t1"), created_at=time.time() - 3600))
+    assert store.turns.claim_for_judging(1, 60.0) == []
+    assert [turn.turn_id for turn, _ in store.turns.judged()] == ["t1"]

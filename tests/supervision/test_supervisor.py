@@ -5,9 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.supervision.state import (
     ChildPhase,
     Phase,
@@ -16,7 +20,8 @@ from openclaw_rl.supervision.state import (
     process_alive,
 )
 from openclaw_rl.supervision.status import Condition, collect, render
-from tests.supervision.conftest import DummyDeployment
+from openclaw_rl.supervision.supervisor import Supervisor
+from tests.supervision.conftest import DummyDeployment, dummy_config
 from tests.supervision.waiting import eventually
 
 LOOPS = {"engine", "gateway", "rollout", "judging", "training"}
@@ -114,3 +119,48 @@ def test_a_configuration_that_a_loop_cannot_honour_ends_the_start(deploy: Any, t
     assert deployment.process.returncode == 2
     assert "engine cannot run with this configuration: there is no such model" in output
     assert alive(deployment.state) == []
+
+
+def test_a_state_that_cannot_be_written_stops_nothing_and_is_told_later(deploy: Any, tmp_path: Path) -> None:
+    deployment: DummyDeployment = deploy(tmp_path / "run")
+    first = deployment.wait_ready()
+    # As a full disk does: the file that is to replace supervisor.json cannot be made, for a folder has its name.
+    obstacle = deployment.run_dir / f".supervisor.json.{deployment.process.pid}"
+    obstacle.mkdir()
+    victim = first.children["training"].pid
+    assert victim is not None
+    os.kill(victim, signal.SIGKILL)
+    said = deployment.process.stdout
+    assert said is not None
+    eventually(lambda: "status shows old news" in said.readline(), "the supervisor says what it cannot write")
+    assert deployment.state.children["training"].pid == victim
+    obstacle.rmdir()
+
+    def told() -> bool:
+        child = deployment.state.children["training"]
+        return child.restarts == 1 and child.pid not in {None, victim}
+
+    eventually(told, "the state is written again, and the trainer was restarted meanwhile")
+    assert set(alive(deployment.state)) == LOOPS
+
+
+def test_a_run_dir_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    for run_dir in (occupied, occupied / "below"):
+        with pytest.raises(ConfigError, match="cannot use run_dir"):
+            Supervisor(dummy_config(run_dir), lambda _: None).run(threading.Event())
+
+
+def test_what_was_learned_on_one_model_is_not_put_on_another(deploy: Any, tmp_path: Path) -> None:
+    first: DummyDeployment = deploy(tmp_path / "run", "one")
+    first.wait_ready()
+    (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.process.wait(10) == 0
+    second: DummyDeployment = deploy(tmp_path / "run", "another")
+    assert second.process.wait(20) == 2
+    _, error = second.process.communicate()
+    assert "has learned on the model one, not on another" in error
+    third: DummyDeployment = deploy(tmp_path / "run", "one")
+    third.wait_ready()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from openclaw_rl.config import Config, EngineConfig, ServingConfig, TrainingConfig
 from openclaw_rl.config_render import write_private
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.supervision.children import Backoff, loop_environment, rotate_log
+from openclaw_rl.supervision.children import Backoff, Child, loop_environment, rotate_log
 from openclaw_rl.supervision.ports import base_url, resolve_ports
 from openclaw_rl.supervision.state import (
     ChildPhase,
@@ -29,6 +30,7 @@ from openclaw_rl.supervision.state import (
 from openclaw_rl.supervision.status import Condition, assess, collect, duration, render
 from openclaw_rl.supervision.supervisor import prepare
 from openclaw_rl.types import LoopName, LoopStatus
+from tests.supervision.waiting import eventually
 
 NOW = 1_800_000_000.0
 
@@ -219,3 +221,59 @@ def test_a_private_file_is_private_even_where_one_was_before(tmp_path: Path) -> 
 @pytest.mark.parametrize(("seconds", "text"), [(8.9, "8 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (-1, "0 s")])
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_a_record_that_cannot_be_read_is_told_and_what_the_supervisor_knows_is_shown(tmp_path: Path) -> None:
+    began = process_created_at(os.getpid())
+    assert began is not None
+    SupervisorState(
+        phase=Phase.READY,
+        pid=os.getpid(),
+        created_at=began,
+        started_at=began,
+        run_dir=str(tmp_path),
+        url="http://127.0.0.1:1/v1",
+        engine_url="http://127.0.0.1:2",
+        children={
+            "training": child(pid=os.getpid()),
+            "engine": child(ChildPhase.RESTARTING, last_exit=Exit.of(-9, NOW), next_start_at=NOW + 2),
+        },
+    ).write()
+    (tmp_path / "store.sqlite").write_bytes(b"no database at all" * 100)
+    report = collect(tmp_path, NOW)
+    assert report.running
+    assert report.progress is None
+    text = render(report, NOW)
+    assert f"the record {tmp_path / 'store.sqlite'} cannot be read: file is not a database" in text
+    assert "training  its process lives; what it says cannot be read" in text
+    assert "killed by signal 9" in text
+
+
+def test_a_child_comes_back_whatever_becomes_of_the_clock(tmp_path: Path) -> None:
+    times = iter([NOW, NOW, NOW, NOW - 1e6, NOW - 1e6])  # set back by days once it has ended
+    command = [sys.executable, "-c", ""]
+    log = tmp_path / "log"
+    one = Child(LoopName.ROLLOUT, command, os.environ, log, Backoff(0.01, 0.01), wall=lambda: next(times, NOW - 1e6))
+    one.start()
+    ended = eventually(lambda: one.reap(restart=True), "it ends")
+    assert ended.code == 0
+    assert eventually(one.start_if_due, "it is started again")
+    eventually(lambda: one.reap(restart=False), "it ends again")
+
+
+def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    log = folder / "rollout.log"
+    one = Child(LoopName.ROLLOUT, [sys.executable, "-c", ""], os.environ, log, Backoff(0.01, 0.01))
+    one.start()
+    eventually(lambda: one.reap(restart=True), "it ends")
+    log.unlink()
+    folder.rmdir()
+    assert eventually(one.start_if_due, "a start is tried")
+    assert one.state.phase is ChildPhase.RESTARTING
+    assert not one.running
+    folder.mkdir()
+    eventually(lambda: one.start_if_due() and one.running, "it is started")
+    assert one.state.restarts == 1
+    eventually(lambda: one.reap(restart=False), "it ends again")

@@ -159,9 +159,7 @@ class DemoRun:
             )
             setattr(results, name, value)
 
-    async def _ask(
-        self, client: Talker, model: str, *, told: bool = False, parallel: int | None = None
-    ) -> HeldOutResult:
+    async def _ask(self, client: Talker, model: str, *, told: bool = False) -> HeldOutResult:
         """Put the held-out questions to a model."""
         options = self._options
         return await ask_held_out(
@@ -169,16 +167,14 @@ class DemoRun:
             model=model,
             preference=self._preference,
             questions=self._questions,
-            options=HeldOutOptions(
-                parallel=parallel or options.held_out_parallel, max_tokens=options.held_out_max_tokens
-            ),
+            options=HeldOutOptions(parallel=options.held_out_parallel, max_tokens=options.held_out_max_tokens),
             told=told,
             on_answer=self._phase.advance,
         )
 
     async def _traffic_until(self, client: Talker, settled: asyncio.Event) -> None:
-        """The told base's answers, as many at once as there are conversations; then one stream on and on."""
-        self.results.told_base = await self._ask(client, "base", told=True, parallel=self._options.threads)
+        """The told base's answers, several at once; then one stream on and on."""
+        self.results.told_base = await self._ask(client, "base", told=True)
         for question in itertools.cycle(TRAINING_QUESTIONS):
             if settled.is_set():
                 return

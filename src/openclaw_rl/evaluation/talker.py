@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import openai
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from openclaw_rl.evaluation.ledger import Entry, Ledger, Purpose
 
@@ -164,6 +164,9 @@ def parse_version(header: str | None) -> int | None:
 @asynccontextmanager
 async def talker(base_url: str, *, ledger: Ledger, timeout_s: float) -> AsyncIterator[Talker]:
     """A talker on `base_url` (ending in /v1), closed at the end of the block."""
-    client = AsyncOpenAI(base_url=base_url, api_key=API_KEY_PLACEHOLDER, max_retries=0, timeout=timeout_s)
+    direct = DefaultAsyncHttpxClient(trust_env=False)  # the gateway is on this machine, behind no proxy
+    client = AsyncOpenAI(
+        base_url=base_url, api_key=API_KEY_PLACEHOLDER, max_retries=0, timeout=timeout_s, http_client=direct
+    )
     async with client:
         yield Talker(client, ledger)

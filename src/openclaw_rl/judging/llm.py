@@ -106,7 +106,12 @@ class LlmJudge:
         self._rng = rng or random.Random()
         headers = {"X-No-Train": "1"} | ({"Authorization": f"Bearer {key}"} if key else {})
         self._client = httpx.AsyncClient(
-            base_url=base_url.rstrip("/") + "/", headers=headers, transport=transport, timeout=config.timeout_s
+            base_url=base_url.rstrip("/") + "/",
+            headers=headers,
+            transport=transport,
+            timeout=config.timeout_s,
+            # Our own gateway is on this machine: a proxy of the environment must not be shown the conversations.
+            trust_env=config.base_url is not None,
         )
 
     @property

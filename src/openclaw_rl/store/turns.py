@@ -380,9 +380,15 @@ class TurnStore:
                 count(connection, "judge_retries")
 
     def record_judgement(self, judgement: Judgement) -> None:
-        """Keep a judgement; rollout turns it into a sample, or the turn is excluded."""
+        """Keep a judgement; rollout turns it into a sample, or the turn is excluded.
+
+        Its time is never before the turn went to the judge, or a clock set back in between would hide it.
+        """
+        query = select(turns.c.state_since).where(turns.c.turn_id == judgement.turn_id)
         with self._database.write() as connection:
-            connection.execute(judgements.insert().values(judgement_values(judgement)))
+            values = judgement_values(judgement)
+            values["created_at"] = max(values["created_at"], connection.execute(query).scalar() or 0.0)
+            connection.execute(judgements.insert().values(values))
             count(connection, "judgements")
             if judgement.outcome is not JudgementOutcome.SCORED:
                 count(connection, f"judgements_{judgement.outcome.value}")

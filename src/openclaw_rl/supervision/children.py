@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from openclaw_rl.config import Config
 from openclaw_rl.supervision.state import ChildPhase, ChildState, Exit, child_config_path, process_created_at
 from openclaw_rl.types import LoopName
+
+logger = logging.getLogger(__name__)
 
 START_ORDER: tuple[LoopName, ...] = (
     LoopName.ENGINE,
@@ -101,15 +105,25 @@ class Child:
     """A loop's process, started again when it ends."""
 
     def __init__(
-        self, loop: LoopName, command: Sequence[str], environment: Mapping[str, str], log: Path, backoff: Backoff
+        self,
+        loop: LoopName,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        backoff: Backoff,
+        *,
+        wall: Callable[[], float] = time.time,
     ) -> None:
+        """`wall` tells the time (seconds since the epoch) that people are shown; waits go by a clock nobody sets."""
         self.loop = loop
+        self._wall = wall
         self.log = log
         self._command = list(command)
         self._environment = dict(environment)
         self._backoff = backoff
         self._process: subprocess.Popen[bytes] | None = None
-        self._state = ChildState(phase=ChildPhase.STOPPED, pid=None, created_at=None, since=time.time())
+        self._began = self._start_due = time.monotonic()
+        self._state = ChildState(phase=ChildPhase.STOPPED, pid=None, created_at=None, since=self._wall())
 
     @property
     def state(self) -> ChildState:
@@ -137,12 +151,13 @@ class Child:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._began = time.monotonic()
         restarts = self._state.restarts + (1 if self._state.last_exit else 0)
         self._state = ChildState(
             phase=ChildPhase.RUNNING,
             pid=self._process.pid,
             created_at=process_created_at(self._process.pid),
-            since=time.time(),
+            since=self._wall(),
             restarts=restarts,
             last_exit=self._state.last_exit,
         )
@@ -154,10 +169,10 @@ class Child:
         returncode = self._process.poll()
         if returncode is None:
             return None
-        now = time.time()
+        now = self._wall()
         self._process = None
         ended = Exit.of(returncode, now)
-        wait_s = self._backoff.after(now - self._state.since) if restart else None
+        wait_s = self._plan_start(time.monotonic() - self._began) if restart else None
         self._state = ChildState(
             phase=ChildPhase.STOPPED if wait_s is None else ChildPhase.RESTARTING,
             pid=None,
@@ -170,12 +185,24 @@ class Child:
         return ended
 
     def start_if_due(self) -> bool:
-        """Start it again if its wait is over; whether it did."""
-        due = self._state.next_start_at
-        if due is None or time.time() < due:
+        """Start it again if its wait is over; whether its state changed.
+
+        Where the system cannot start it (no memory, no folder for its log) the next try waits longer.
+        """
+        if self._state.next_start_at is None or time.monotonic() < self._start_due:
             return False
-        self.start()
+        try:
+            self.start()
+        except OSError as error:
+            logger.warning("%s cannot be started now: %s", self.loop, error)
+            self._state = replace(self._state, next_start_at=self._wall() + self._plan_start(0.0))
         return True
+
+    def _plan_start(self, lifetime_s: float) -> float:
+        """The wait (seconds) until the next start, which begins now."""
+        wait_s = self._backoff.after(lifetime_s)
+        self._start_due = time.monotonic() + wait_s
+        return wait_s
 
     def cancel_restart(self) -> None:
         """It shall not come back."""

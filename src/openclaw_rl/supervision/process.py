@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -16,6 +18,8 @@ from openclaw_rl.types import LoopName, LoopStatus
 
 if TYPE_CHECKING:  # the supervisor needs no database to start its children
     from openclaw_rl.store import Store
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 HEARTBEAT_INTERVAL_S = 0.5
@@ -48,7 +52,11 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 class LoopReporter:
-    """Tells the store what a loop is doing, so that `status` can name who waits for whom, since when."""
+    """Tells the store what a loop is doing, so that `status` can name who waits for whom, since when.
+
+    Where the store cannot be written (a full disk, a lock held too long) the word is lost and nothing else: an engine
+    that ended because nobody could note how it is would break the streams of its clients.
+    """
 
     def __init__(self, store: Store, loop: LoopName) -> None:
         self._store = store
@@ -57,6 +65,7 @@ class LoopReporter:
         self._said: tuple[str, str | None] | None = None
         self._since = time.time()
         self._written_at = 0.0
+        self._unheard = False
 
     def working(self, activity: str, **details: Any) -> None:
         """The loop is doing `activity`."""
@@ -90,4 +99,16 @@ class LoopReporter:
                 since=self._since,
                 details=details,
             )
-        self._store.status.report(status)
+        self._write(status)
+
+    def _write(self, status: LoopStatus) -> None:
+        from sqlalchemy.exc import SQLAlchemyError
+
+        try:
+            self._store.status.report(status)
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            if not self._unheard:
+                logger.warning("what this loop does cannot be written to the store (%s)", type(error).__name__)
+            self._unheard = True
+        else:
+            self._unheard = False

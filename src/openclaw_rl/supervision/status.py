@@ -6,15 +6,17 @@ A loop that has died cannot say so, and a supervisor does not know what a live o
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import psutil
+from sqlalchemy.exc import SQLAlchemyError
 
 from openclaw_rl.config_sources import load_json
 from openclaw_rl.rollout.batches import batch_due
@@ -86,6 +88,8 @@ class StatusReport:
     url: str | None
     loops: tuple[LoopReport, ...]
     progress: Progress | None
+    problem: str | None = None
+    """Why the record cannot be read, which is where `progress` and what the loops say of themselves come from."""
 
     def to_json(self) -> dict[str, Any]:
         """The same, in JSON's types."""
@@ -103,16 +107,17 @@ def collect(run_dir: Path, now: float | None = None) -> StatusReport:
     state = read_state(where)
     store_path = where / "store.sqlite"
     said: Mapping[LoopName, LoopStatus] = {}
-    progress = None
+    progress, problem = None, None
     if state is not None and store_path.exists():
-        store = Store.open(store_path)
         try:
-            said = {status.loop: status for status in store.status.loops()}
-            progress = _progress(store, where, moment)
-        finally:
-            store.close()
+            said, progress = _read(store_path, where, moment)
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            reason = str(getattr(error, "orig", None) or type(error).__name__)
+            problem = f"the record {store_path} cannot be read: {reason}"
     running = state is not None and state.alive
     loops = () if state is None or not running else tuple(_loops(state, said, moment))
+    if problem is not None:
+        loops = tuple(_unheard(loop) for loop in loops)
     return StatusReport(
         run_dir=str(run_dir),
         running=running,
@@ -120,7 +125,23 @@ def collect(run_dir: Path, now: float | None = None) -> StatusReport:
         url=state.url if state is not None and running else None,
         loops=loops,
         progress=progress,
+        problem=problem,
     )
+
+
+def _read(store_path: Path, run_dir: Path, now: float) -> tuple[Mapping[LoopName, LoopStatus], Progress]:
+    store = Store.open(store_path)
+    try:
+        return {status.loop: status for status in store.status.loops()}, _progress(store, run_dir, now)
+    finally:
+        store.close()
+
+
+def _unheard(loop: LoopReport) -> LoopReport:
+    """A loop whose own word is in a record that cannot be read: only the supervisor was heard."""
+    if loop.condition is not Condition.STARTING:
+        return loop
+    return replace(loop, condition=Condition.SILENT, text="its process lives; what it says cannot be read")
 
 
 def _headline(run_dir: Path, state: SupervisorState | None, now: float) -> str:
@@ -217,6 +238,8 @@ def render(report: StatusReport, now: float | None = None) -> str:
     """The report as lines of text: the headline, one line per loop, then the counts."""
     moment = time.time() if now is None else now
     lines = [report.headline]
+    if report.problem is not None:
+        lines.append(report.problem)
     if report.loops:
         lines.append("")
         lines += [_loop_line(loop, moment) for loop in report.loops]

@@ -7,12 +7,13 @@ As a module of its own (`python -m openclaw_rl.supervision.supervisor --config F
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from openclaw_rl.config import Config
@@ -38,12 +39,14 @@ from openclaw_rl.supervision.state import (
     process_alive,
     process_created_at,
     read_state,
+    state_path,
 )
 from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.05
+TELL_AGAIN_S = 1.0
 ENGINE_SHARE_OF_SHUTDOWN = 1 / 3
 """The part of the shutdown time kept for the engine, which ends last: streams that are open need it."""
 
@@ -83,6 +86,8 @@ class Supervisor:
         self._started_at = time.time()
         self._failure: str | None = None
         self._exit_code = 0
+        self._untold = False
+        self._tell_again_at = 0.0
 
     def run(self, stop: threading.Event) -> int:
         """Start the loops and mind them until `stop` is set.
@@ -92,14 +97,18 @@ class Supervisor:
         Call it from the main thread, to which the processes are tied.
 
         Raises:
-            ConfigError: if the directory is in use or a port cannot be bound; nothing was started then.
+            ConfigError: if the directory is in use or cannot be written, or a port cannot be bound; nothing was
+                started then.
         """
-        self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._lock.acquire()
+        with self._told_of_directory():
+            self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock.acquire()
         try:
             self._wait_for_leftovers()
             self._config = prepare(self._requested)
-            self._prepare_files()
+            self._check_model()
+            with self._told_of_directory():
+                self._prepare_files()
             try:
                 self._start()
                 self._mind(stop)
@@ -112,6 +121,13 @@ class Supervisor:
         return self._exit_code
 
     # --- starting ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _told_of_directory(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"cannot use run_dir {self._run_dir}: {error.strerror or error}") from error
 
     def _wait_for_leftovers(self) -> None:
         """Processes of a supervisor that was killed end by themselves; two sets must not share one store."""
@@ -128,6 +144,22 @@ class Supervisor:
                         f"{self._run_dir}: {name} of an earlier deployment still runs (pid {child.pid}): end it first"
                     )
                 time.sleep(POLL_INTERVAL_S)
+
+    def _check_model(self) -> None:
+        """What was learned belongs to one base: on another of the same shape it would load, and mean nothing."""
+        path, checkpoints = child_config_path(self._run_dir), self._config.checkpoints_dir
+        if not path.exists() or not checkpoints.is_dir() or not any(checkpoints.iterdir()):
+            return
+        try:
+            before = load_json(path).model.path
+        except ConfigError as error:  # of another version of this program, perhaps
+            logger.warning("%s: it cannot be told for which model it was", error)
+            return
+        if _place(before) != _place(self._config.model.path):
+            raise ConfigError(
+                f"{self._run_dir} has learned on the model {before}, not on {self._config.model.path}: choose "
+                f"another directory with --run-dir (if that model was only moved, remove {path} first)"
+            )
 
     def _prepare_files(self) -> None:
         self._config.logs_dir.mkdir(exist_ok=True, mode=0o700)
@@ -163,7 +195,7 @@ class Supervisor:
                 changed = self._reap_and_restart()
                 if self._phase is Phase.STARTING:
                     changed |= self._check_ready(probe, deadline)
-                if changed:
+                if changed or (self._untold and time.monotonic() > self._tell_again_at):
                     self._write_state()
         finally:
             probe.stop()
@@ -236,7 +268,20 @@ class Supervisor:
     # --- telling others ------------------------------------------------------------------------------------
 
     def _write_state(self) -> None:
-        SupervisorState(
+        """Tell others how things stand. A full disk must not end what it cannot describe: that is tried again."""
+        try:
+            self._state_of_things().write()
+        except OSError as error:
+            if not self._untold:
+                self._say(
+                    f"cannot write {state_path(self._run_dir)}: {error.strerror or error}; status shows old news"
+                )
+            self._untold, self._tell_again_at = True, time.monotonic() + TELL_AGAIN_S
+        else:
+            self._untold = False
+
+    def _state_of_things(self) -> SupervisorState:
+        return SupervisorState(
             phase=self._phase,
             pid=os.getpid(),
             created_at=process_created_at(os.getpid()) or self._started_at,
@@ -245,7 +290,12 @@ class Supervisor:
             url=f"{self._gateway_url}/v1",
             engine_url=self._engine_url,
             children={child.loop.value: child.state for child in self._children},
-        ).write()
+        )
+
+
+def _place(model: str) -> str:
+    """A model's path as one that can be compared; a name such as `smollm2` is no path, and compares as well."""
+    return os.path.realpath(os.path.expanduser(model))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -49,7 +49,7 @@ def combine(
 
     A masked entry adds exactly 0 whatever number stands there, NaN included. (arXiv 2603.10165, "combine".)
     """
-    zero = torch.zeros((), dtype=reward.dtype)
+    zero = torch.zeros((), dtype=reward.dtype, device=reward.device)
     return w_rl * torch.where(reward_mask, reward, zero) + w_opd * torch.where(opd_mask, opd, zero)
 
 

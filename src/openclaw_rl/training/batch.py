@@ -8,7 +8,8 @@ padded changes nothing but speed. (Packing without padding would be another `pla
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from torch import Tensor
 from openclaw_rl.config import LossConfig
 from openclaw_rl.training.losses import token_weights
 from openclaw_rl.types import Method, Sample
+
+Carrier = TypeVar("Carrier", "MicroBatch", "TrainBatch")
 
 MAX_PADDING = 0.15
 """Share of padding above which a sequence opens a micro-batch of its own: padding costs as much as text."""
@@ -57,8 +60,10 @@ class MicroBatch:
         return self.input_ids.numel()
 
 
-def plan_micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> list[MicroBatch]:
-    """Cut sequences, sorted by length, into micro-batches of at most `max_tokens` padded tokens.
+def plan_micro_batches(
+    sequences: Sequence[TokenSequence], max_tokens: int, device: torch.device | str = "cpu"
+) -> list[MicroBatch]:
+    """Cut sequences, sorted by length, into micro-batches of at most `max_tokens` padded tokens, on `device`.
 
     A sequence longer than `max_tokens` is a micro-batch of its own. Longest first, so that a batch which does not
     fit in memory fails at its beginning.
@@ -73,7 +78,14 @@ def plan_micro_batches(sequences: Sequence[TokenSequence], max_tokens: int) -> l
                 groups[-1].append(sequence)
                 continue
         groups.append([sequence])
-    return [_pad(group) for group in groups]
+    return [_moved(_pad(group), device) for group in groups]
+
+
+def _moved(carrier: Carrier, device: torch.device | str) -> Carrier:
+    """The same with all its tensors on `device`. They are made of Python numbers, so made on the CPU first."""
+    values = {field.name: getattr(carrier, field.name) for field in fields(carrier)}
+    moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(carrier, **moved)
 
 
 def _pad(group: Sequence[TokenSequence]) -> MicroBatch:
@@ -138,12 +150,17 @@ class TrainBatch:
     @property
     def present_rewards(self) -> Tensor:
         """The rewards that exist, one per sample."""
-        firsts = torch.tensor(self.starts[:-1], dtype=torch.long)
+        firsts = torch.tensor(self.starts[:-1], dtype=torch.long, device=self.rewards.device)
         return self.rewards[firsts][self.reward_mask[firsts]]
 
 
-def build_batch(samples: Sequence[Sample], method: Method, loss: LossConfig) -> TrainBatch:
-    """The tensors of one step. Which signals count is decided here, by `method` and the weights, and only here."""
+def build_batch(
+    samples: Sequence[Sample], method: Method, loss: LossConfig, device: torch.device | str = "cpu"
+) -> TrainBatch:
+    """The tensors of one step, on `device`.
+
+    Which signals count is decided here, by `method` and the weights, and only here.
+    """
     use_reward = method is not Method.OPD and loss.w_rl > 0
     use_hint = method is not Method.BINARY_RL and loss.w_opd > 0
     use_retry = loss.w_retry > 0
@@ -160,7 +177,7 @@ def build_batch(samples: Sequence[Sample], method: Method, loss: LossConfig) -> 
     demo_lengths = [len(retry.response_ids) for _, retry in retries]
     effective = int(torch.unique(owner[reward_mask | hint_mask]).numel())
     share = 1.0 / max(effective, len(retries), 1)
-    return TrainBatch(
+    batch = TrainBatch(
         samples=tuple(samples),
         sequences=tuple(
             TokenSequence(prompt_ids=s.tokens.prompt_ids, response_ids=s.tokens.response_ids, start=start)
@@ -188,6 +205,7 @@ def build_batch(samples: Sequence[Sample], method: Method, loss: LossConfig) -> 
         demo_weights=torch.tensor([share / n for n in demo_lengths for _ in range(n)], dtype=torch.float32),
         demo_owners=tuple(i for i, s in enumerate(samples) if use_retry and s.retry is not None),
     )
+    return _moved(batch, device)
 
 
 def _kept(samples: Sequence[Sample]) -> Tensor:

@@ -23,7 +23,7 @@ from openclaw_rl.types import LoopName, Sample
 
 
 def run(config: Config, stop: threading.Event) -> None:
-    """The training process: one fp32 copy of the base, one adapter, until `stop` is set."""
+    """The training process: one copy of the base, one adapter, until `stop` is set."""
     _be_polite(config.training.threads, config.training.niceness)
     store = Store.open(config.store_path)
     try:
@@ -44,7 +44,7 @@ def load_trainer(config: Config) -> Trainer:
     renderer = Renderer(load_tokenizer(path))
     return Trainer(
         config=config.training,
-        model=load_causal_lm(path, dtype=config.model.dtype),
+        model=load_causal_lm(path, config.model.dtype, config.model.device),
         base_path=str(path),
         teacher_prompt=teacher_prompt(renderer),
         full_batch=config.rollout.batch_size,

@@ -85,6 +85,6 @@ def token_weights(owner: Tensor, mask: Tensor, reduction: Literal["tokens", "sam
         return torch.zeros_like(effective).float()
     if reduction == "tokens":
         return (effective / effective.sum()).float()
-    per_sample = torch.zeros(int(owner.max()) + 1, dtype=torch.double).index_add_(0, owner, effective)
+    per_sample = effective.new_zeros(int(owner.max()) + 1).index_add_(0, owner, effective)
     samples = int((per_sample > 0).sum())
     return (effective / per_sample[owner].clamp_min(1.0) / samples).float()

@@ -61,6 +61,7 @@ class Scorer:
         self._trunk: nn.Module = causal.get_decoder()
         self._head: nn.Module = causal.get_output_embeddings()
         self._width = int(causal.config.hidden_size)
+        self.device: torch.device = causal.device
         self._check_head()
 
     def hidden(self, micro: MicroBatch, mode: Mode) -> Tensor:
@@ -89,8 +90,8 @@ class Scorer:
         progress: Callable[[], None] = _nothing,
     ) -> Tensor:
         """Hidden states of all sequences, without gradients, as a flat row [length, H]; 0 where no sequence lies."""
-        row = torch.zeros(length, self._width)
-        for micro in plan_micro_batches(sequences, max_tokens):
+        row = torch.zeros(length, self._width, device=self.device)
+        for micro in plan_micro_batches(sequences, max_tokens, self.device):
             with torch.no_grad():
                 row[micro.flat] = self.hidden(micro, mode).float()
             progress()
@@ -105,11 +106,15 @@ class Scorer:
         top_k: int = 0,
         full: bool = False,
     ) -> Scores:
-        """Score one sequence. For a step over many, use `hidden` and `log_distribution` piece by piece."""
-        (micro,) = plan_micro_batches([sequence], len(sequence))
+        """Score one sequence; the result is on the CPU.
+
+        For a step over many, use `hidden` and `log_distribution` piece by piece.
+        """
+        (micro,) = plan_micro_batches([sequence], len(sequence), self.device)
         with torch.set_grad_enabled(mode is Mode.STUDENT):
             hidden = self.hidden(micro, mode)
-            distribution = self.log_distribution(hidden, torch.full((hidden.shape[0],), temperature))
+            warmth = torch.full((hidden.shape[0],), temperature, device=self.device)
+            distribution = self.log_distribution(hidden, warmth).cpu()
             targets = torch.tensor(sequence.response_ids)
             top = distribution.topk(top_k, dim=-1) if top_k else None
             return Scores(
@@ -122,7 +127,7 @@ class Scorer:
     def _check_head(self) -> None:
         self.model.eval()
         with torch.no_grad():
-            ids = torch.tensor([[1, 2, 3]])
+            ids = torch.tensor([[1, 2, 3]], device=self.device)
             whole = self.model(input_ids=ids, use_cache=False).logits
             ours = self._head(self._trunk(input_ids=ids, use_cache=False).last_hidden_state)
         if not torch.allclose(whole, ours, atol=1e-4):

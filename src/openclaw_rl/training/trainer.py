@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,13 +111,13 @@ class Trainer:
     # --- state ---------------------------------------------------------------------------------------------
 
     def state(self) -> TrainerState:
-        """A copy of everything a step changes."""
+        """A copy of everything a step changes, on the CPU wherever the model is."""
         adapter = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return TrainerState(
             step=self.step_number,
             baseline=self.baseline,
-            adapter={name: tensor.detach().clone() for name, tensor in adapter.items()},
-            optimizer=copy.deepcopy(self._optimizer.state_dict()),
+            adapter=_copy_on_cpu(adapter),
+            optimizer=_copy_on_cpu(self._optimizer.state_dict()),
             rng=torch.get_rng_state(),
             trained=self._trained,
         )
@@ -172,7 +173,7 @@ class Trainer:
         """
         started = time.monotonic()
         before = self.state()
-        batch = build_batch(samples, self.config.method, self.config.loss)
+        batch = build_batch(samples, self.config.method, self.config.loss, self.scorer.device)
         meter = Meter()
         try:
             refused = self._train(batch, meter, progress)
@@ -277,12 +278,12 @@ class Trainer:
             progress("computing gradients of accepted retries")
 
     def _micro_batches(self, sequences: Sequence[TokenSequence]) -> Iterator[MicroBatch]:
-        yield from plan_micro_batches(sequences, self.config.max_tokens_per_micro_batch)
+        yield from plan_micro_batches(sequences, self.config.max_tokens_per_micro_batch, self.scorer.device)
 
     def _apply(self, batch: TrainBatch, meter: Meter) -> None:
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
         meter.set("grad_norm", norm)
-        if not torch.isfinite(torch.tensor(norm)):
+        if not math.isfinite(norm):
             raise NonFinite("gradient_not_finite")
         share = 1.0 if self._full_batch is None else min(1.0, batch.signals / self._full_batch)
         meter.set("lr", self.config.lr * share)
@@ -296,7 +297,7 @@ class Trainer:
         acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
         values = []
         for sequence in sorted(acting, key=len)[:PROBE_SEQUENCES]:
-            (micro,) = plan_micro_batches([sequence], len(sequence))
+            (micro,) = plan_micro_batches([sequence], len(sequence), self.scorer.device)
             with torch.no_grad():
                 hidden = self.scorer.hidden(micro, Mode.TEACHER)
                 for piece in _pieces(hidden.shape[0]):
@@ -321,6 +322,17 @@ def _with_adapter(model: Any, config: TrainingConfig) -> Any:
         return get_peft_model(model, lora)
     except ValueError as error:
         raise ConfigError(f"training.lora does not fit this model: {error}") from error
+
+
+def _copy_on_cpu(value: Any) -> Any:
+    """A deep copy of nested dictionaries and lists, with every tensor in it detached and on the CPU."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: _copy_on_cpu(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_copy_on_cpu(item) for item in value)
+    return copy.deepcopy(value)
 
 
 def _pieces(length: int) -> Iterator[slice]:

@@ -73,7 +73,7 @@ class EmbeddedService:
         self._tokenizer = load_tokenizer(path)
         self._renderer = Renderer(self._tokenizer)
         self._context = min(config.engine.context_length, context_length(path))
-        model = load_causal_lm(path, config.model.dtype)
+        model = load_causal_lm(path, config.model.dtype, config.model.device)
         self._end_tokens = end_tokens(model, self._tokenizer)
         # One version in service and its successor must fit, whatever is configured.
         self._adapters = AdapterPool(model, max(2, config.engine.max_versions))
@@ -90,7 +90,8 @@ class EmbeddedService:
         )
         scheduler.start()
         self._scheduler = scheduler
-        logger.info("model loaded in %.1f s, context %d tokens", time.monotonic() - started, self._context)
+        took = time.monotonic() - started
+        logger.info("model loaded on %s in %.1f s, context %d tokens", model.device.type, took, self._context)
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
         """Generate; closing the iterator cancels.
