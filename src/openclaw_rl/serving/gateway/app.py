@@ -22,6 +22,7 @@ from openclaw_rl.serving.gateway import errors
 from openclaw_rl.serving.gateway.auth import KeyRing, Principal
 from openclaw_rl.serving.gateway.chat import ChatEndpoint, Load
 from openclaw_rl.serving.gateway.feedback import parse_feedback, read_small_body
+from openclaw_rl.serving.gateway.local_only import LocalOnly
 from openclaw_rl.serving.gateway.recorder import Recorder
 from openclaw_rl.serving.gateway.versions import STORE_ERRORS, VersionKeeper
 from openclaw_rl.store import Store
@@ -75,6 +76,8 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     app.router.routes.append(Route("/v1/chat/completions", endpoint=chat, methods=["POST"]))
     _add_routes(app, services)
     _add_error_shape(app)
+    if not config.serving.api_keys:
+        app.add_middleware(LocalOnly)
     return app
 
 

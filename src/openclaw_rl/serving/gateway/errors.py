@@ -73,6 +73,17 @@ def unauthorized() -> GatewayError:
     )
 
 
+def not_local(header: str) -> GatewayError:
+    """403: without keys, a request that a web page or another machine's name may be behind; `header` says so."""
+    return GatewayError(
+        403,
+        f"Without API keys only programs on this machine are served, and this request's {header} header is not "
+        "loopback: ask http://127.0.0.1 from a program, or configure serving.api_keys and send a key.",
+        code="not_local",
+        param=header,
+    )
+
+
 def unknown_model(model: str, known: str) -> GatewayError:
     """404: a model name that is none of ours, or a version that is not loaded."""
     message = f"The model {model!r} is not served here. Served: {known}."
