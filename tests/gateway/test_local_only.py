@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
@@ -11,7 +12,7 @@ from starlette.types import Message, Receive, Scope, Send
 from openclaw_rl.serving.gateway.local_only import LocalOnly, is_loopback_host, is_loopback_origin
 from tests.gateway.conftest import USER, Gateway, running
 
-BODY = {"model": "policy", "messages": [USER]}
+BODY: Any = {"model": "policy", "messages": [USER]}
 
 
 @pytest.mark.parametrize(
