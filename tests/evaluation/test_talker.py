@@ -5,8 +5,9 @@ import time
 
 import pytest
 
+from openclaw_rl.config import ServingConfig
 from openclaw_rl.evaluation.ledger import Entry, Ledger, Purpose
-from openclaw_rl.evaluation.talker import Ask, OpenStreams, parse_version, talker
+from openclaw_rl.evaluation.talker import Ask, OpenStreams, key_of, parse_version, talker
 from tests.evaluation.fake_api import BREAK, NO_FINISH, REFUSE, FakeApi, Seen, serving
 
 
@@ -150,3 +151,25 @@ def test_a_proxy_of_the_environment_is_not_asked(monkeypatch: pytest.MonkeyPatch
         monkeypatch.delenv(name, raising=False)
     entry, _, _ = ask_once("Yes.", make_ask())
     assert entry.answered
+
+
+@pytest.mark.parametrize(
+    ("keys", "sent"),
+    [
+        ([], "none"),
+        ([{"name": "ann", "key": "a1"}, {"name": "bob", "key": "b2"}], "a1"),
+        ([{"name": "guest", "key": "g0", "train": False}, {"name": "ann", "key": "a1"}], "a1"),
+        ([{"name": "guest", "key": "g0", "train": False}], "g0"),
+    ],
+)
+def test_a_gateway_with_keys_is_sent_one(keys: list[dict[str, object]], sent: str) -> None:
+    async def go() -> Seen:
+        serving_config = ServingConfig.model_validate({"api_keys": keys})
+        async with (
+            serving(FakeApi(lambda body: "Yes.")) as api,
+            talker(api.url, ledger=Ledger(), timeout_s=10.0, api_key=key_of(serving_config)) as client,
+        ):
+            assert (await client.ask(make_ask())).answered
+            return api.seen[0]
+
+    assert asyncio.run(go()).headers["authorization"] == f"Bearer {sent}"

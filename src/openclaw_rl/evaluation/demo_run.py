@@ -27,7 +27,7 @@ from openclaw_rl.evaluation.quality import logprob_under_told_base
 from openclaw_rl.evaluation.questions import HELD_OUT_QUESTIONS, TRAINING_QUESTIONS, Question
 from openclaw_rl.evaluation.simulated_user import SimulatedUser
 from openclaw_rl.evaluation.system_view import pending_work
-from openclaw_rl.evaluation.talker import Talker, talker
+from openclaw_rl.evaluation.talker import Talker, key_of, talker
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.deployment import Deployment, DeploymentError
@@ -92,7 +92,8 @@ class DemoRun:
             EngineError: if the engine cannot score.
         """
         url = self._deployment.url
-        async with talker(url, ledger=self._ledger, timeout_s=self._options.request_timeout_s) as client:
+        key, timeout_s = key_of(self._config.serving), self._options.request_timeout_s
+        async with talker(url, ledger=self._ledger, timeout_s=timeout_s, api_key=key) as client:
             phases = (
                 ("held-out questions, before", self._score_before),
                 ("conversations", self._converse),

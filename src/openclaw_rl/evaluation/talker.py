@@ -16,6 +16,7 @@ from typing import Any, cast
 import openai
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from openclaw_rl.config import ServingConfig
 from openclaw_rl.evaluation.ledger import Entry, Ledger, Purpose
 
 API_KEY_PLACEHOLDER = "none"
@@ -161,12 +162,21 @@ def parse_version(header: str | None) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def key_of(serving: ServingConfig) -> str:
+    """A key that the gateway takes: the first one whose conversations are trained, else simply the first.
+
+    Without configured keys any word will do.
+    """
+    keys = sorted(serving.api_keys, key=lambda key: not key.train)
+    return keys[0].key.get_secret_value() if keys else API_KEY_PLACEHOLDER
+
+
 @asynccontextmanager
-async def talker(base_url: str, *, ledger: Ledger, timeout_s: float) -> AsyncIterator[Talker]:
-    """A talker on `base_url` (ending in /v1), closed at the end of the block."""
+async def talker(
+    base_url: str, *, ledger: Ledger, timeout_s: float, api_key: str = API_KEY_PLACEHOLDER
+) -> AsyncIterator[Talker]:
+    """A talker on `base_url` (ending in /v1), closed at the end of the block; `api_key`: if the gateway has keys."""
     direct = DefaultAsyncHttpxClient(trust_env=False)  # the gateway is on this machine, behind no proxy
-    client = AsyncOpenAI(
-        base_url=base_url, api_key=API_KEY_PLACEHOLDER, max_retries=0, timeout=timeout_s, http_client=direct
-    )
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=timeout_s, http_client=direct)
     async with client:
         yield Talker(client, ledger)
