@@ -145,6 +145,23 @@ def test_a_turn_whose_judges_all_died_is_not_judged_for_ever(store: Store, tmp_p
     assert by_turn(store)["t0"].details == {"reason": "abandoned"}
 
 
+def test_what_a_killed_judge_held_is_judged_at_once(store: Store, tmp_path: Path) -> None:
+    to_judge(store, "[good]", "[bad]")
+    ((held, _),) = store.turns.claim_for_judging(1, 600.0)  # and then SIGKILL
+    work(store, config_of(tmp_path), ScriptedJudge(), lambda: len(store.turns.judgements()) == 2)
+    assert by_turn(store)[held.turn_id].score == 1.0
+    assert store.status.counts().counters["judge_leases_returned"] == 1
+
+
+def test_giving_back_keeps_the_attempts(store: Store) -> None:
+    to_judge(store, "[good]")
+    store.turns.claim_for_judging(1, 600.0)
+    assert store.turns.release_judging_claims() == 1
+    assert store.turns.release_judging_claims() == 0
+    ((_, attempts),) = store.turns.claim_for_judging(1, 600.0)
+    assert attempts == 1
+
+
 class Broken(ScriptedJudge):
     """Has a bug."""
 

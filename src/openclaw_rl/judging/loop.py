@@ -1,8 +1,9 @@
 """The judging loop: claim turns whose next state is there, judge a few at once, record what came of it.
 
-A claim is a lease, so that a judge that dies loses nothing. A failure is tried again after a pause, until
-`judge.max_attempts` make it a judgement that says FAILED. While what the judge needs is down, one turn at a time
-finds out whether it is back, no attempt is used up, the work waits in the store, and `status` says for what.
+A claim is a lease, so that a judge that dies loses nothing (one that starts frees what a dead one held). A failure is
+tried again after a pause, until `judge.max_attempts` make it a judgement that says FAILED. While what the judge needs
+is down, one turn at a time finds out whether it is back, no attempt is used up, the work waits in the store, and
+`status` says for what.
 """
 
 from __future__ import annotations
@@ -46,7 +47,13 @@ class JudgingLoop:
         self._done = 0
 
     async def run(self) -> None:
-        """Work until stopped; then give back what is not finished."""
+        """Work until stopped; then give back what is not finished.
+
+        First what a killed predecessor held is free again: it would lie there until its lease runs out.
+        """
+        returned = await asyncio.to_thread(self._store.turns.release_judging_claims)
+        if returned:
+            log.info("%d turns that the judge before this one held are judged again", returned)
         try:
             while not self._stop.is_set():
                 claimed = await self._claim()

@@ -363,6 +363,19 @@ class TurnStore:
                 )
             return claimed
 
+    def release_judging_claims(self) -> int:
+        """Give back every claimed turn: for the one judging process, when it starts after a predecessor's death.
+
+        The attempts stay counted, so that a turn that kills its judges is given up in the end. A turn that waits for
+        another try waits no longer: the record does not tell the two apart.
+        """
+        with self._database.write() as connection:
+            claimed = (turns.c.state == TurnState.JUDGING.value) & (turns.c.judge_lease_until > time.time())
+            returned = connection.execute(update(turns).where(claimed).values(judge_lease_until=None)).rowcount
+            if returned:
+                count(connection, "judge_leases_returned", returned)
+            return returned
+
     def release_from_judging(self, turn_id: str, *, retry_in_s: float, counts: bool = True) -> None:
         """Give a claimed turn back, to be judged after a pause.
 
