@@ -20,7 +20,7 @@ from openclaw_rl.policy_files import verify_manifest
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.cycle import TrainingLoop
-from openclaw_rl.training.publish import PublishError
+from openclaw_rl.training.publish import PublishError, VersionRefused
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
 from tests.training.support import into_store, make_sample, tiny_config, tiny_model, tiny_trainer
@@ -134,6 +134,55 @@ def test_a_version_not_yet_published_is_published_before_the_next_step(tmp_path:
     assert loop.cycle()
     assert store.versions.serving().version == 2
     assert store.status.counts().counters["publish_failures"] == 2
+
+
+class RefusingPublisher(StorePublisher):
+    """An engine that will not have these versions."""
+
+    def __init__(self, store: Store, *refused: int) -> None:
+        super().__init__(store)
+        self._refused = refused
+
+    def publish(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
+        if version.version in self._refused:
+            raise VersionRefused(f"the engine refuses {version.name}")
+        super().publish(version, heartbeat)
+
+
+def adapter_after(trainer: Trainer) -> list[torch.Tensor]:
+    return list(trainer.state().adapter.values())
+
+
+@pytest.mark.parametrize("refused", [(1,), (2,), (1, 2)])
+def test_a_version_that_the_engine_refuses_is_given_up_with_its_weights(
+    tmp_path: Path, store: Store, refused: tuple[int, ...]
+) -> None:
+    fill(store, 4)
+    loop = make_loop(make_config(tmp_path), store)
+    loop._publisher = RefusingPublisher(store, *refused)
+    before = {0: adapter_after(loop._trainer)}
+    loop.resume()
+    for step in (1, 2):
+        assert loop.cycle()
+        before[step] = adapter_after(loop._trainer)
+        assert loop._trainer.step_number == step
+        if step in refused:
+            for now, good in zip(before[step], before[step - 1], strict=True):
+                torch.testing.assert_close(now, good, rtol=0, atol=0)
+    states = {version.version: version.state for version in store.versions.all()}
+    assert [version for version, state in states.items() if state is VersionState.REJECTED] == list(refused)
+    assert store.versions.serving().version == max({0, 1, 2} - set(refused))
+    assert store.status.counts().counters["versions_refused"] == len(refused)
+    assert store.status.counts().samples_by_state == {SampleState.TRAINED: 4}
+
+    again = make_loop(make_config(tmp_path), store)  # one that starts anew is where this one was
+    again.resume()
+    assert again._trainer.step_number == 2
+    for now, last in zip(adapter_after(again._trainer), before[2], strict=True):
+        torch.testing.assert_close(now, last, rtol=0, atol=0)
+    fill(store, 2, first=4)
+    assert again.cycle()
+    assert store.versions.serving().version == 3
 
 
 def test_a_refused_step_rejects_its_samples_and_takes_no_step(tmp_path: Path, store: Store) -> None:

@@ -14,7 +14,7 @@ from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineUnavailable, InvalidEngineRequest
 from openclaw_rl.store import Store
 from openclaw_rl.testing.scripted_engine import ScriptedEngine
-from openclaw_rl.training.publish import EnginePublisher, PublishError, candidates
+from openclaw_rl.training.publish import EnginePublisher, PublishError, VersionRefused, candidates
 from openclaw_rl.types import PolicyVersion, StepRecord, VersionState
 from tests.training.support import into_store, make_sample, tiny_trainer
 
@@ -79,7 +79,15 @@ def test_an_engine_that_never_answers_leaves_the_candidate_for_later(store: Stor
 def test_a_refusal_is_said_at_once(store: Store) -> None:
     engine = FailingEngine(InvalidEngineRequest("no such files"))
     (version,) = candidates(store)
-    with pytest.raises(PublishError, match="refuses policy-v1: no such files"):
+    with pytest.raises(VersionRefused, match="refuses policy-v1: no such files"):
         EnginePublisher(store, connector(engine), timeout_s=30.0).publish(version, lambda: None)
     assert engine.asked == 1
     assert store.versions.serving().version == 0
+
+
+def test_a_fault_of_the_engine_is_no_refusal(store: Store) -> None:
+    engine = FailingEngine(EngineError("a bug"))
+    (version,) = candidates(store)
+    with pytest.raises(PublishError, match="failed to load policy-v1: a bug") as caught:
+        EnginePublisher(store, connector(engine), timeout_s=30.0).publish(version, lambda: None)
+    assert not isinstance(caught.value, VersionRefused)

@@ -7,9 +7,11 @@ committed and not in service is published before anything else is done.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from openclaw_rl.config import Config
@@ -23,12 +25,14 @@ from openclaw_rl.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from openclaw_rl.training.publish import Publisher, PublishError, candidates
+from openclaw_rl.training.publish import Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.types import PolicyVersion, Sample, StepRecord, VersionState
 
 log = logging.getLogger(__name__)
 
+TRAINING_STEP = "training_step"
+"""The name of its spans."""
 POLL_S = 0.25
 
 
@@ -55,6 +59,7 @@ class TrainingLoop:
         self._publisher = publisher
         self._reporter = reporter
         self._stop = stop
+        self._fresh = trainer.state()
 
     def run(self) -> None:
         """Go on until `stop` is set."""
@@ -75,8 +80,7 @@ class TrainingLoop:
         steps = self._store.samples.steps()
         last = steps[-1].step if steps else 0
         removed = discard_uncommitted(self._config.checkpoints_dir, last)
-        if steps:
-            self._trainer.restore(load_checkpoint(Path(steps[-1].checkpoint)))
+        self._restore(steps)
         log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
 
     def cycle(self) -> bool:
@@ -104,12 +108,33 @@ class TrainingLoop:
             waiting_for = f"the engine to load {version.name}"
             try:
                 self._publisher.publish(version, lambda said=waiting_for: self._reporter.waiting(said))  # type: ignore[misc]
+            except VersionRefused as error:
+                self._reject_version(version, error)
             except PublishError as error:
                 log.warning("%s", error)
                 self._store.status.count("publish_failures")
                 self._reporter.waiting(str(error))
                 return False
         return True
+
+    def _reject_version(self, version: PolicyVersion, error: VersionRefused) -> None:
+        """Give up a version that the engine will never load, and go on from the last one that was not given up.
+
+        Its step stays committed: the samples are spent (trained, once), and its number is not used again. What they
+        taught is gone with the weights, because to train on from weights that nobody can sample from would teach the
+        policy by the answers of another one.
+        """
+        log.error("%s; it is rejected, and training goes on from the version before it", error)
+        self._store.versions.reject(version.version)
+        self._store.status.count("versions_refused")
+        self._restore(self._store.samples.steps())
+
+    def _restore(self, steps: Sequence[StepRecord]) -> None:
+        """Take the weights of the last step whose version was not rejected, and count on from the very last step."""
+        rejected = {v.version for v in self._store.versions.all() if v.state is VersionState.REJECTED}
+        good = [step for step in steps if step.version not in rejected]
+        state = load_checkpoint(Path(good[-1].checkpoint)) if good else self._fresh
+        self._trainer.restore(dataclasses.replace(state, step=steps[-1].step if steps else 0))
 
     def _expire_stale(self) -> None:
         oldest = self._trainer.step_number - self._config.training.max_staleness
@@ -142,7 +167,7 @@ class TrainingLoop:
             self._reporter.working(f"training step {step}: {doing}", step=step, samples=len(samples))
 
         progress("starting")
-        with self._store.status.span("training_step", step=step, samples=len(samples)):
+        with self._store.status.span(TRAINING_STEP, step=step, samples=len(samples)):
             return self._trainer.step(samples, progress)
 
     def _reject(self, samples: list[Sample], reason: str) -> None:

@@ -7,18 +7,30 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineOverloaded, EngineUnavailable
+from openclaw_rl.serving.engines.protocol import (
+    Engine,
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidEngineRequest,
+)
 from openclaw_rl.store import Store
 from openclaw_rl.types import PolicyVersion, VersionState
 
 log = logging.getLogger(__name__)
 
+PUBLISH = "publish"
+"""The name of its spans."""
 RETRY_INTERVAL_S = 0.2
 HEARTBEAT_S = 0.5
 
 
 class PublishError(Exception):
     """The version is not in service; its message is a sentence for `status`. Trying again is safe."""
+
+
+class VersionRefused(PublishError):
+    """The engine will not have this version: its files are broken, or do not fit. Trying again would not help."""
 
 
 class Publisher(Protocol):
@@ -29,6 +41,7 @@ class Publisher(Protocol):
 
         Raises:
             PublishError: if it could not be done in time.
+            VersionRefused: if it can never be done.
         """
         ...
 
@@ -44,7 +57,7 @@ class EnginePublisher:
 
     def publish(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
         """Load `version` in the engine, retrying until the timeout, and make it the one that serves."""
-        with self._store.status.span("publish", version=version.version):
+        with self._store.status.span(PUBLISH, version=version.version):
             asyncio.run(self._load(version, heartbeat))
             self._store.versions.serve(version.version)
 
@@ -70,8 +83,10 @@ class EnginePublisher:
                 await engine.load_version(version)
             except (EngineUnavailable, EngineOverloaded):
                 await asyncio.sleep(RETRY_INTERVAL_S)
+            except InvalidEngineRequest as error:
+                raise VersionRefused(f"the engine refuses {version.name}: {error}") from error
             except EngineError as error:
-                raise PublishError(f"the engine refuses {version.name}: {error}") from error
+                raise PublishError(f"the engine failed to load {version.name}: {error}") from error
             else:
                 return
 
