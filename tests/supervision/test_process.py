@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,3 +32,35 @@ def test_a_heartbeat_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog:
     reporter.working("generating")
     assert [status.activity for status in store.status.loops()] == ["generating"]
     store.close()
+
+
+LOADING = """
+import time
+from openclaw_rl.supervision.process import ending_at_once, stop_event
+stop = stop_event()
+with ending_at_once():
+    print("loading", flush=True)
+    if {loads}:
+        time.sleep(60)
+print("working", flush=True)
+stop.wait(60)
+print("put away", flush=True)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(("loads", "said"), [(True, ""), (False, "put away")])
+def test_told_to_stop_it_ends_at_once_while_it_loads_and_in_order_after(
+    sent: signal.Signals, loads: bool, said: str
+) -> None:
+    code = LOADING.format(loads=loads)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "loading"
+        assert loads or process.stdout.readline().strip() == "working"
+        process.send_signal(sent)
+        try:
+            rest, _ = process.communicate(timeout=20)
+        finally:
+            process.kill()
+    assert (process.returncode, rest.strip()) == (0, said)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -78,6 +78,21 @@ class StatusStore:
         finally:
             with self._database.write() as connection:
                 connection.execute(update(spans).where(spans.c.span_id == span_id).values(ended_at=time.time()))
+
+    def abort_spans(self, names: Collection[str], loop: LoopName) -> int:
+        """Close the spans that a killed process of this loop left open, with `aborted` in their details; how many.
+
+        They ended when the loop was last heard of (now, where it never was): call it before the new process reports.
+        """
+        heard = select(loops.c.heartbeat_at).where(loops.c.loop == loop.value)
+        left_open = select(spans).where(spans.c.ended_at.is_(None), spans.c.name.in_(names))
+        with self._database.write() as connection:
+            last = connection.execute(heard).scalar() or time.time()
+            found = list(connection.execute(left_open))
+            for span in found:
+                ended = {"ended_at": max(last, span.started_at), "details": {**span.details, "aborted": True}}
+                connection.execute(update(spans).where(spans.c.span_id == span.span_id).values(ended))
+            return len(found)
 
     def spans(self, name: str | None = None) -> list[Span]:
         """Spans, the first first; all of them, or those of one name."""

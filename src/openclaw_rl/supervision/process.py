@@ -10,7 +10,8 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,28 @@ def stop_event() -> threading.Event:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return stop
+
+
+@contextmanager
+def ending_at_once() -> Iterator[None]:
+    """While something loads, and nothing is in flight, SIGTERM and SIGINT end the process at once, with code 0.
+
+    A stop event would be looked at only after the loading, which may take longer than the supervisor waits. Outside
+    the main thread, which alone gets signals, this does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(_signum: int, _frame: FrameType | None) -> None:
+        os._exit(0)
+
+    before = {signum: signal.signal(signum, handle) for signum in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def die_with_parent(parent_pid: int) -> None:

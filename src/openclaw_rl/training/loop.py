@@ -15,9 +15,9 @@ from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter
-from openclaw_rl.training.cycle import TrainingLoop
-from openclaw_rl.training.publish import EnginePublisher
+from openclaw_rl.supervision.process import LoopReporter, ending_at_once
+from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
+from openclaw_rl.training.publish import PUBLISH, EnginePublisher
 from openclaw_rl.training.trainer import TeacherPrompt, Trainer
 from openclaw_rl.types import LoopName, Sample
 
@@ -27,9 +27,13 @@ def run(config: Config, stop: threading.Event) -> None:
     _be_polite(config.training.threads, config.training.niceness)
     store = Store.open(config.store_path)
     try:
+        store.status.abort_spans((TRAINING_STEP, PUBLISH), LoopName.TRAINING)  # those of a killed predecessor
         reporter = LoopReporter(store, LoopName.TRAINING)
         reporter.working("loading the model")
-        trainer = load_trainer(config)
+        with ending_at_once():
+            if stop.is_set():  # a moment before
+                return
+            trainer = load_trainer(config)
         publisher = EnginePublisher(store, _connector(config), timeout_s=config.training.publish_timeout_s)
         TrainingLoop(
             config=config, store=store, trainer=trainer, publisher=publisher, reporter=reporter, stop=stop

@@ -1,0 +1,38 @@
+"""The training process before it has loaded anything."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from openclaw_rl.config import Config, ModelConfig, TrainingConfig
+from openclaw_rl.store import Store
+from openclaw_rl.training.loop import run
+from openclaw_rl.types import LoopName, LoopStatus
+
+
+def test_it_closes_its_predecessors_spans_and_loads_nothing_once_told_to_stop(tmp_path: Path) -> None:
+    no_model = ModelConfig(path=str(tmp_path / "nothing"))  # loading it would fail
+    config = Config(run_dir=tmp_path, model=no_model, training=TrainingConfig(niceness=0))
+    store = Store.open(config.store_path)
+    killed = [store.status.span(name) for name in ("training_step", "publish")]
+    for span in killed:
+        span.__enter__()
+    died_at = time.time() + 5.0
+    store.status.report(
+        LoopStatus(
+            loop=LoopName.TRAINING,
+            pid=1,
+            heartbeat_at=died_at,
+            activity="a step",
+            waiting_for=None,
+            since=died_at,
+            details={},
+        )
+    )
+    stop = threading.Event()
+    stop.set()
+    run(config, stop)
+    assert [(span.ended_at, span.details) for span in store.status.spans()] == [(died_at, {"aborted": True})] * 2
+    store.close()
