@@ -257,16 +257,16 @@ _TERSE_AGAIN = (
 )
 
 _WARM_COLD = (
-    'Please be friendlier: start with something like "Great question!"',
-    'That sounds cold. Say something warm first, such as "Great question!"',
-    'Could you be a bit warmer? Begin with "Great question!"',
-    'Too dry for me. Start with a friendly phrase like "Great question!"',
-    'Please begin with a kind word, for example "Great question!"',
-    'I\'d like a friendlier tone. Open with "Great question!" please.',
-    'That reads like a manual. Please start warmly, with "Great question!"',
-    'A little warmth, please: "Great question!" and then the answer.',
-    'Be nice about it. Start your answer with "Great question!"',
-    'You sound like a machine. Please greet my question with "Great question!"',
+    "Please answer again and begin with the words: Great question!",
+    'Begin with "Great question!" and then tell me: {question}',
+    "Too dry for me. Please answer again and begin with the words: Great question!",
+    'That sounds cold. Begin with "Great question!" and then tell me: {question}',
+    "Could you be warmer? Answer again and begin with the words: Great question!",
+    'A little warmth, please: begin with "Great question!" and then tell me: {question}',
+    "That reads like a manual. Answer again and begin with the words: Great question!",
+    'Be nice about it: begin with "Great question!" and then tell me: {question}',
+    "You sound like a machine. Please answer again and begin with the words: Great question!",
+    'I\'d like a friendlier tone. Begin with "Great question!" and then tell me: {question}',
 )
 
 _WARM_AGAIN = (

@@ -79,7 +79,7 @@ class SimulatedUser:
         if satisfied and on_topic:
             return Reaction(verdict=1, words=self._draw(self.preference.acceptances), retry=False)
         if not satisfied:
-            words = self._correction(answer, attempt)
+            words = self._correction(answer, attempt).format(question=question.text)
         else:
             words = self._draw(self.preference.objections).format(question=question.text)
         return Reaction(verdict=-1, words=words, retry=attempt == 1)
