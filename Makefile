@@ -31,8 +31,10 @@ $(CREATED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 		echo "make: Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try make PYTHON=python3.11"; \
 		exit 1; }
-	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
-		echo "make: $(PYTHON) cannot make virtual environments. On Debian: apt-get install python3-venv"; \
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && \
+		echo "make: $(PYTHON) cannot make virtual environments yet; installing python3-venv" && \
+		apt-get update -q && apt-get install -q -y python3-venv; } || { \
+		echo "make: $(PYTHON) cannot make virtual environments. On Debian, as root: apt-get install python3-venv"; \
 		exit 1; }
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --upgrade -c constraints.txt pip setuptools
