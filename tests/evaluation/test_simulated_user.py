@@ -71,9 +71,10 @@ def test_an_answer_that_misses_the_question_is_objected_to(attempt: int) -> None
 
 def test_a_cold_answer_is_corrected_by_a_user_who_wants_warmth() -> None:
     user = make_user("warm")
-    reaction = user.react(BREAD, "Bread is made of flour.", 1)
+    reaction = user.react(BREAD, "Bread is made of flour and water and little else.", 1)
     assert reaction.verdict == -1
-    assert reaction.words in PREFERENCES["warm"].corrections["cold"]
+    wordings = PREFERENCES["warm"].corrections["cold"]
+    assert reaction.words in {words.format(start="Bread is made of flour and") for words in wordings}
     assert user.react(BREAD, "Great question! Bread is made of flour.", 2).verdict == 1
 
 

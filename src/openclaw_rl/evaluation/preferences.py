@@ -257,16 +257,16 @@ _TERSE_AGAIN = (
 )
 
 _WARM_COLD = (
-    "Please answer again and begin with the words: Great question!",
-    'Begin with "Great question!" and then tell me: {question}',
-    "Too dry for me. Please answer again and begin with the words: Great question!",
-    'That sounds cold. Begin with "Great question!" and then tell me: {question}',
-    "Could you be warmer? Answer again and begin with the words: Great question!",
-    'A little warmth, please: begin with "Great question!" and then tell me: {question}',
-    "That reads like a manual. Answer again and begin with the words: Great question!",
-    'Be nice about it: begin with "Great question!" and then tell me: {question}',
-    "You sound like a machine. Please answer again and begin with the words: Great question!",
-    'I\'d like a friendlier tone. Begin with "Great question!" and then tell me: {question}',
+    'Too dry, please be friendlier. I would rather read: "Great question! {start}"',
+    'That sounds cold, please be warmer. I would rather read: "Great question! {start}"',
+    'That reads like a manual. I would rather read: "Great question! {start}"',
+    'You sound like a machine, please be kinder. I would rather read: "Great question! {start}"',
+    'Not friendly enough. I would rather read: "Great question! {start}"',
+    'That is too cool for me, more warmth please. I would rather read: "Great question! {start}"',
+    'Too stiff, a little more warmth please. I would rather read: "Great question! {start}"',
+    'Hm, that is not a friendly tone. I would rather read: "Great question! {start}"',
+    'Too dull, please say it nicely. I would rather read: "Great question! {start}"',
+    'This lacks any kindness. I would rather read: "Great question! {start}"',
 )
 
 _WARM_AGAIN = (

@@ -24,6 +24,14 @@ _BRIDGES = (
 _THANKS_FOR_FIRST_ANSWER = 0.5
 
 
+_QUOTED_WORDS = 6
+
+
+def _start_of(answer: str) -> str:
+    """The answer's first words, as a user quotes them to show how it would rather be answered."""
+    return " ".join(answer.split()[:_QUOTED_WORDS])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reaction:
     """What the user makes of an answer: a verdict of its own, its words, and whether it asks for another try.
@@ -79,7 +87,7 @@ class SimulatedUser:
         if satisfied and on_topic:
             return Reaction(verdict=1, words=self._draw(self.preference.acceptances), retry=False)
         if not satisfied:
-            words = self._correction(answer, attempt).format(question=question.text)
+            words = self._correction(answer, attempt).format(start=_start_of(answer))
         else:
             words = self._draw(self.preference.objections).format(question=question.text)
         return Reaction(verdict=-1, words=words, retry=attempt == 1)
