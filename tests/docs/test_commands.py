@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,6 +137,12 @@ COMMANDS: dict[str, Entry] = {
     ),
     ".venv/bin/python -m pytest tests/test_cli.py -k dry_run": Elsewhere(
         where="tests/test_cli.py", says="\ndef test_dry_run"
+    ),
+    '.venv/bin/python -m openclaw_rl.store.migrations new "what changes"': Run(
+        prints=("r0001_what_changes.py", "set HEAD to '0001_what_changes'"),
+        as_command=f"mkdir revisions && {sys.executable} -m openclaw_rl.store.migrations new 'what changes' "
+        "--versions revisions",
+        because="it would write into this checkout",
     ),
     "make bench": make("bench", "python -m benchmarks"),
     'make test-fast ARGS="tests/training -x"': make(
