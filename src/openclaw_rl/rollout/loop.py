@@ -154,6 +154,11 @@ class RolloutLoop:
                 self._patience.over()
                 self._stop.wait(self._config.rollout.poll_interval_s)
 
+    @property
+    def waits_for_the_record(self) -> bool:
+        """Whether the record cannot be used at the moment."""
+        return self._patience.waiting
+
     def _once(self, now: float) -> None:
         moved = run_pass(self._store, self._config, now)
         if any(moved.values()):

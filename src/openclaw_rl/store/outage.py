@@ -112,6 +112,11 @@ class Patience:
         self._failures = 0
         self._since = 0.0
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the last try met an outage."""
+        return self._failures > 0
+
     def until_done(self, job: Callable[[], T]) -> T:
         """Do `job`, one transaction, again and again until no outage keeps it from being done.
 
