@@ -145,6 +145,9 @@ COMMANDS: dict[str, Entry] = {
         because="it would write into this checkout",
     ),
     "make bench": make("bench", "python -m benchmarks"),
+    ".venv/bin/python -m benchmarks memory": Elsewhere(
+        where="tests/test_benchmarks.py", says='main(["memory"'
+    ),
     'make test-fast ARGS="tests/training -x"': make(
         'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'
     ),
