@@ -33,6 +33,8 @@ LOOPS = (LoopName.ENGINE, LoopName.GATEWAY, LoopName.ROLLOUT)
 MEASURED = (LoopName.GATEWAY, LoopName.ROLLOUT)
 START_TIMEOUT_S = 120.0
 SETTLE_S = 3.0
+PATIENCE_S = 300.0
+"""How long a client goes on asking when it is told to come back later."""
 MIB = 2**20
 LEVEL_MIB_PER_1000 = 1.0
 """Growth over the second half, MiB per 1,000 sessions, below which memory is said to level out."""
@@ -119,7 +121,7 @@ def _config(directory: Path, concurrent: int) -> Config:
     return prepare(
         Config(
             run_dir=directory / "run",
-            serving=ServingConfig(port=0, max_queue=concurrent + 64),
+            serving=ServingConfig(port=0, max_queue=concurrent + 64, engine_wait_s=120.0),
             engine=EngineConfig(kind="scripted", script=script),
             rollout=RolloutConfig(idle_timeout_s=20.0),  # so that sessions end while it goes on
         )
@@ -207,9 +209,18 @@ async def _session(client: httpx.AsyncClient, name: str, turns: int) -> None:
     messages: list[dict[str, str]] = []
     for turn in range(turns):
         messages.append({"role": "user", "content": f"Question {turn} of session {name}, which is {name * 8}."})
-        answer = await client.post("/v1/chat/completions", json={"model": "policy", "messages": messages})
-        answer.raise_for_status()
+        answer = await _ask(client, messages)
         messages.append({"role": "assistant", "content": answer.json()["choices"][0]["message"]["content"]})
+
+
+async def _ask(client: httpx.AsyncClient, messages: list[dict[str, str]]) -> httpx.Response:
+    """One answer; a machine that cannot keep up with all of them at once says when to come back."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        answer = await client.post("/v1/chat/completions", json={"model": "policy", "messages": messages})
+        if answer.status_code not in {429, 503} or time.monotonic() > deadline:
+            return answer.raise_for_status()
+        await asyncio.sleep(float(answer.headers["retry-after"]))
 
 
 async def _one_after_the_other(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 import pytest
-
 from benchmarks.__main__ import main
 from benchmarks.memory import Trace, sparkline, verdict
 
