@@ -168,6 +168,9 @@ class RolloutConfig(Section):
     idle_timeout_s: Positive = 1800.0
     """A session without a request for this long is over."""
     poll_interval_s: Positive = 0.1
+    on_store_failure: Literal["serve", "refuse"] = "serve"
+    """While the record cannot be written (a full disk, a lock held too long): `serve` answers without recording,
+    counted; `refuse` answers 503 with Retry-After before the engine is asked."""
     warn_after_s: Positive = 30.0
     """A warning each time this long passes without progress, saying what is missing."""
     clients: tuple[Literal["openclaw"], ...] = ("openclaw",)

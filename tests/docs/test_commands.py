@@ -13,6 +13,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,7 +138,16 @@ COMMANDS: dict[str, Entry] = {
     ".venv/bin/python -m pytest tests/test_cli.py -k dry_run": Elsewhere(
         where="tests/test_cli.py", says="\ndef test_dry_run"
     ),
+    '.venv/bin/python -m openclaw_rl.store.migrations new "what changes"': Run(
+        prints=("r0001_what_changes.py", "set HEAD to '0001_what_changes'"),
+        as_command=f"mkdir revisions && {sys.executable} -m openclaw_rl.store.migrations new 'what changes' "
+        "--versions revisions",
+        because="it would write into this checkout",
+    ),
     "make bench": make("bench", "python -m benchmarks"),
+    ".venv/bin/python -m benchmarks memory": Elsewhere(
+        where="tests/test_benchmarks.py", says='main(["memory"'
+    ),
     'make test-fast ARGS="tests/training -x"': make(
         'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'
     ),

@@ -7,7 +7,7 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 import uvloop
 
 from openclaw_rl.config import Config
+from openclaw_rl.serving.gateway.guard import PATIENCE_S
 from openclaw_rl.serving.gateway.server import serve
 from openclaw_rl.store import Store
 from openclaw_rl.types import Request, Turn
@@ -82,15 +83,23 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(run_dir: Path, engine: FakeEngine | None = None, **serving: Any) -> Iterator[Gateway]:
-    """A gateway for the time of a block; `serving` fills that section of the configuration."""
+def running(
+    run_dir: Path,
+    engine: FakeEngine | None = None,
+    *,
+    rollout: Mapping[str, Any] | None = None,
+    patience_s: float = PATIENCE_S,
+    **serving: Any,
+) -> Iterator[Gateway]:
+    """A gateway for the time of a block; `serving` and `rollout` fill those sections of the configuration."""
     engine = engine or FakeEngine()
     config = Config.model_validate({
         "run_dir": run_dir,
         "serving": {"port": free_port(), **serving},
+        "rollout": rollout or {},
         "supervisor": {"shutdown_timeout_s": 3},
     })  # fmt: skip
-    store = Store.open(config.store_path)
+    store = Store.open(config.store_path, patience_s=patience_s)
     stop = threading.Event()
     failures: list[BaseException] = []
 

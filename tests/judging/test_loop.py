@@ -17,6 +17,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.testing.scripted_judge import ScriptedJudge
 from openclaw_rl.types import Judgement, JudgementOutcome, LoopName, Turn, TurnState
 from tests.builders import Conversation, make_config, user
+from tests.outages import Lock, locked
 
 
 def to_judge(store: Store, *texts: str) -> list[str]:
@@ -196,3 +197,39 @@ def test_run_opens_the_store_and_stops(tmp_path: Path) -> None:
 def test_the_factory_builds_what_is_asked(tmp_path: Path) -> None:
     assert build_judge(config_of(tmp_path)).kind == "scripted"
     assert build_judge(make_config(tmp_path, judge=JudgeConfig(kind="llm"))).kind == "llm"
+
+
+def test_a_judgement_waits_for_a_record_that_is_locked(tmp_path: Path) -> None:
+    """What the judge has thought is not thought again, and the loop does not end."""
+    path = tmp_path / "store.sqlite"
+    outside = Store.open(path)
+    to_judge(outside, "[good] yes")
+    store = Store.open(path, patience_s=0.1)
+    lock = Lock(path)
+    judged: list[str] = []
+
+    class Locking(ScriptedJudge):
+        """Takes the lock while it judges."""
+
+        async def judge(self, turn: Turn) -> Judgement:
+            judged.append(turn.turn_id)
+            lock.take()
+            threading.Timer(1.0, lock.release).start()
+            return await super().judge(turn)
+
+    work(store, config_of(tmp_path), Locking(), lambda: len(outside.turns.judgements()) == 1)
+    assert judged == ["t0"]
+    lock.close()
+    store.close()
+    outside.close()
+
+
+def test_a_judge_that_is_stopped_during_an_outage_ends(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    Store.open(path).close()
+    store = Store.open(path, patience_s=0.1)
+    with locked(path):
+        begun = time.monotonic()
+        work(store, config_of(tmp_path), ScriptedJudge(), lambda: time.monotonic() > begun + 0.5)
+        assert time.monotonic() - begun < 5.0
+    store.close()

@@ -54,8 +54,16 @@ def train_forever(path: Path) -> None:
         print(step, flush=True)
 
 
+def open_it(path: Path) -> None:
+    """Open the store, whatever schema it has, and say which versions there are."""
+    store = Store.open(path)
+    print(*[version.version for version in store.versions.all()], flush=True)
+    store.close()
+
+
 JOBS: Mapping[str, Callable[[Path], None]] = {
     "claim_all": claim_all,
+    "open": open_it,
     "half_a_transaction": half_a_transaction,
     "train_forever": train_forever,
 }

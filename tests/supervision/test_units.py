@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
+import json
 import os
 import socket
+import sqlite3
 import stat
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.config import Config, EngineConfig, ServingConfig, TrainingConfig
-from openclaw_rl.config_render import write_private
+from openclaw_rl.config_render import write_private, write_private_json
 from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.store import Store
 from openclaw_rl.supervision.children import Backoff, Child, loop_environment, rotate_log
 from openclaw_rl.supervision.ports import base_url, resolve_ports
 from openclaw_rl.supervision.state import (
@@ -277,3 +285,84 @@ def test_a_child_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     eventually(lambda: one.start_if_due() and one.running, "it is started")
     assert one.state.restarts == 1
     eventually(lambda: one.reap(restart=False), "it ends again")
+
+
+def test_status_asks_the_gateway_what_the_record_cannot_say(tmp_path: Path) -> None:
+    """While the record is down only the gateway knows what is lost; what it has written down is not counted twice."""
+    Store.open(tmp_path / "store.sqlite").close()
+    body = {"record": {"problem": "locked", "since": NOW - 65, "unsaved": {"turns_not_recorded_locked": 3}}}
+    with readiness_of(body) as url:
+        prepare_state(tmp_path, url)
+        report = collect(tmp_path, NOW)
+        assert report.record is not None
+        assert report.progress is not None
+        assert report.progress.not_recorded == {"locked": 3}
+        text = render(report, NOW)
+        assert (
+            "the record cannot be written: another process holds its lock, for 1 min 5 s; "
+            "meanwhile turns_not_recorded_locked 3" in text
+        )
+        assert "unwritten served and not recorded: locked 3" in text
+        store = Store.open(tmp_path / "store.sqlite")
+        store.status.count("turns_not_recorded_locked", 3)
+        store.status.count("requests_refused_disk_full", 2)
+        store.close()
+        body["record"] = {"problem": None, "since": None, "unsaved": {}}
+        text = render(collect(tmp_path, NOW), NOW)
+    assert "the record cannot be written" not in text
+    assert "unwritten served and not recorded: locked 3" in text
+    assert "refused   not recorded, so not served: disk_full 2" in text
+
+
+def test_status_of_a_store_of_another_version_says_so(tmp_path: Path) -> None:
+    Store.open(tmp_path / "store.sqlite").close()
+    connection = sqlite3.connect(tmp_path / "store.sqlite")
+    with connection:
+        connection.execute("UPDATE alembic_version SET version_num = '9999_later'")
+    connection.close()
+    prepare_state(tmp_path, "http://127.0.0.1:1/v1")
+    report = collect(tmp_path, NOW)
+    assert report.problem is not None
+    assert "the schema of another version of openclaw-rl" in report.problem
+    assert report.record is None, "no gateway answers"
+
+
+@contextlib.contextmanager
+def readiness_of(body: dict[str, Any]) -> Iterator[str]:
+    """A gateway that says this of itself, and that it is not ready, which makes no difference."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503 if self.path == "/readyz" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(body).encode())
+
+        def log_message(self, *_arguments: object) -> None:
+            """Say nothing."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def prepare_state(run_dir: Path, url: str) -> None:
+    """What a supervisor that lives leaves in its directory."""
+    began = process_created_at(os.getpid())
+    assert began is not None
+    write_private_json(Config(run_dir=run_dir), run_dir / "config.json")
+    SupervisorState(
+        phase=Phase.READY,
+        pid=os.getpid(),
+        created_at=began,
+        started_at=began,
+        run_dir=str(run_dir),
+        url=url,
+        engine_url="http://127.0.0.1:2",
+        children={"gateway": child(pid=os.getpid())},
+    ).write()

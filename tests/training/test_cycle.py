@@ -23,6 +23,7 @@ from openclaw_rl.training.cycle import TrainingLoop
 from openclaw_rl.training.publish import PublishError, VersionRefused
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
+from tests.outages import Lock
 from tests.training.support import into_store, make_sample, tiny_config, tiny_model, tiny_trainer
 
 
@@ -309,3 +310,45 @@ def die_at(config: Config, at: str) -> int:
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
     raise AssertionError("the child neither died nor finished")
+
+
+def test_a_trainer_waits_for_a_record_that_is_locked_and_trains_each_sample_once(tmp_path: Path) -> None:
+    """The lock is taken in the middle of a step and again before its commit; no step is lost or done twice."""
+    path = tmp_path / "store.sqlite"
+    outside = Store.open(path)
+    fill(outside, 4)
+    store = Store.open(path, patience_s=0.1)
+    lock = Lock(path)
+
+    class LockingReporter(LoopReporter):
+        """Has the record locked for a while when the loop says that it commits step 1, and when it begins step 2."""
+
+        def __init__(self) -> None:
+            super().__init__(store, LoopName.TRAINING)
+            self.locked: list[str] = []
+
+        def working(self, activity: str, **details: Any) -> None:
+            if activity in {"committing step 1", "training step 2: starting"} and activity not in self.locked:
+                self.locked.append(activity)
+                lock.take()
+                threading.Timer(0.5, lock.release).start()
+
+    reporter = LockingReporter()
+    loop = make_loop(make_config(tmp_path), store, reporter)
+    thread = threading.Thread(target=loop.run)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while len(outside.samples.steps()) < 2 and time.monotonic() < deadline and thread.is_alive():
+        time.sleep(0.05)
+    loop._stop.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert reporter.locked == ["committing step 1", "training step 2: starting"]
+    steps = outside.samples.steps()
+    assert [step.step for step in steps] == [1, 2]
+    trained = [turn_id for step in steps for turn_id in step.sample_ids]
+    assert len(trained) == len(set(trained)) == 4
+    assert all(span.ended_at is not None for span in outside.status.spans())
+    lock.close()
+    store.close()
+    outside.close()

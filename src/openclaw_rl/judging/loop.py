@@ -9,20 +9,27 @@ is down, one turn at a time finds out whether it is back, no attempt is used up,
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import random
 import threading
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from openclaw_rl.config import Config
 from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
 from openclaw_rl.judging.factory import build_judge
 from openclaw_rl.judging.signals import by_signals_alone, weighed
 from openclaw_rl.store import Store
+from openclaw_rl.store.outage import Patience, StoppedInOutage
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import Judgement, JudgementOutcome, LoopName, Turn
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 RETRY_S = 1.0
 HOLD_S = 0.5
@@ -40,6 +47,7 @@ class JudgingLoop:
         self._judge = judge
         self._stop = stop
         self._reporter = LoopReporter(store, LoopName.JUDGING)
+        self._patience = Patience(stop, self._reporter.waiting)
         self._running: dict[asyncio.Task[None], str] = {}
         self._outages = 0
         self._held_until = 0.0
@@ -51,17 +59,23 @@ class JudgingLoop:
 
         First what a killed predecessor held is free again: it would lie there until its lease runs out.
         """
-        returned = await asyncio.to_thread(self._store.turns.release_judging_claims)
-        if returned:
-            log.info("%d turns that the judge before this one held are judged again", returned)
         try:
+            returned = await self._stored(self._store.turns.release_judging_claims)
+            if returned:
+                log.info("%d turns that the judge before this one held are judged again", returned)
             while not self._stop.is_set():
                 claimed = await self._claim()
                 self._start(claimed)
                 await self._say()
                 await self._wait()
+        except StoppedInOutage:
+            log.warning("stopped while the record could not be used; the judge after this one frees what it holds")
         finally:
             await self._give_back()
+
+    async def _stored(self, call: Callable[..., T], *args: Any, **options: Any) -> T:
+        """Make one call to the store, on another thread; where the record cannot be used, again until it can."""
+        return await asyncio.to_thread(self._patience.until_done, functools.partial(call, *args, **options))
 
     async def _claim(self) -> list[tuple[Turn, int]]:
         free = self._config.judge.workers - len(self._running)
@@ -69,7 +83,7 @@ class JudgingLoop:
             free = min(free, 1 - len(self._running))  # one turn finds out whether the judge is back
         if free <= 0 or time.monotonic() < self._held_until:
             return []
-        return await asyncio.to_thread(self._store.turns.claim_for_judging, free, self._config.judge.lease_s)
+        return await self._stored(self._store.turns.claim_for_judging, free, self._config.judge.lease_s)
 
     def _start(self, claimed: list[tuple[Turn, int]]) -> None:
         for turn, attempts in claimed:
@@ -118,19 +132,19 @@ class JudgingLoop:
             await self._record(weighed(judgement, turn, self._config.judge.signals))
 
     async def _record(self, judgement: Judgement) -> None:
-        await asyncio.to_thread(self._store.turns.record_judgement, judgement)
+        await self._stored(self._store.turns.record_judgement, judgement)
         self._done += 1
 
     async def _retry(self, turn: Turn, attempts: int, reason: str, started: float) -> None:
         log.warning("judging turn %s failed (%s), attempt %d", turn.turn_id, reason, attempts)
-        await asyncio.to_thread(self._store.status.count, f"judge_failures_{reason}")
+        await self._stored(self._store.status.count, f"judge_failures_{reason}")
         if attempts >= self._config.judge.max_attempts:
             await self._record(failed(turn, self._judge, reason, started))
             return
         await self._release(turn.turn_id, RETRY_S * 2 ** (attempts - 1), counts=True)
 
     async def _hold(self, turn: Turn, error: JudgeUnavailable) -> None:
-        await asyncio.to_thread(self._store.status.count, f"judge_unavailable_{error.reason}")
+        await self._stored(self._store.status.count, f"judge_unavailable_{error.reason}")
         if not self._outages:
             log.warning("the judge is unavailable (%s): turns wait in the store", error.reason)
         pause = min(MAX_HOLD_S, HOLD_S * 2**self._outages) * (0.5 + random.random() / 2)
@@ -140,7 +154,7 @@ class JudgingLoop:
         await self._release(turn.turn_id, 0.0, counts=False)
 
     async def _release(self, turn_id: str, retry_in_s: float, *, counts: bool) -> None:
-        await asyncio.to_thread(self._store.turns.release_from_judging, turn_id, retry_in_s=retry_in_s, counts=counts)
+        await self._stored(self._store.turns.release_from_judging, turn_id, retry_in_s=retry_in_s, counts=counts)
 
     async def _give_back(self) -> None:
         unfinished = {task: turn_id for task, turn_id in self._running.items() if not task.done()}
@@ -149,7 +163,8 @@ class JudgingLoop:
         await asyncio.gather(*unfinished, return_exceptions=True)
         for task, turn_id in unfinished.items():
             if task.cancelled():
-                await self._release(turn_id, 0.0, counts=False)
+                with contextlib.suppress(StoppedInOutage):  # the next judge frees it when it starts
+                    await self._release(turn_id, 0.0, counts=False)
 
 
 def failed(turn: Turn, judge: Judge, reason: str, started: float) -> Judgement:

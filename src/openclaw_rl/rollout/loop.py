@@ -18,6 +18,7 @@ from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
 from openclaw_rl.rollout.retries import RetrySearch, find_retry
 from openclaw_rl.rollout.samples import build_sample, kept_sample
 from openclaw_rl.store import Store
+from openclaw_rl.store.outage import STORE_ERRORS, Patience
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import Judgement, LoopName, Sample, SignalKind, Turn, TurnState
 
@@ -123,24 +124,51 @@ def run_pass(store: Store, config: Config, now: float) -> dict[str, int]:
 def run(config: Config, stop: threading.Event) -> None:
     """Run passes each `rollout.poll_interval_s` until `stop` is set; report, and warn when nothing moves."""
     store = Store.open(config.store_path)
-    reporter = LoopReporter(store, LoopName.ROLLOUT)
-    watch = StallWatch(config.rollout.warn_after_s, time.time())
-    reported_at = 0.0
     try:
-        while not stop.is_set():
-            now = time.time()
-            moved = run_pass(store, config, now)
-            if any(moved.values()):
-                watch.moved(now)
-            if now - reported_at >= REPORT_INTERVAL_S:
-                _report(reporter, moved, _progress(store, config, now))
-                reported_at = now
-            stalled_s = watch.stalled_for(now)
-            if stalled_s is not None:
-                _warn(stalled_s, _progress(store, config, now))
-            stop.wait(config.rollout.poll_interval_s)
+        RolloutLoop(config, store, stop).run()
     finally:
         store.close()
+
+
+class RolloutLoop:
+    """Passes, one after the other, over one store."""
+
+    def __init__(self, config: Config, store: Store, stop: threading.Event) -> None:
+        self._config = config
+        self._store = store
+        self._stop = stop
+        self._reporter = LoopReporter(store, LoopName.ROLLOUT)
+        self._patience = Patience(stop, self._reporter.waiting)
+        self._watch = StallWatch(config.rollout.warn_after_s, time.time())
+        self._reported_at = 0.0
+
+    def run(self) -> None:
+        """Go on until told to stop; where the record cannot be used, wait: a pass that broke off is done again."""
+        while not self._stop.is_set():
+            try:
+                self._once(time.time())
+            except STORE_ERRORS as error:
+                if not self._patience.wait(error):
+                    raise
+            else:
+                self._patience.over()
+                self._stop.wait(self._config.rollout.poll_interval_s)
+
+    @property
+    def waits_for_the_record(self) -> bool:
+        """Whether the record cannot be used at the moment."""
+        return self._patience.waiting
+
+    def _once(self, now: float) -> None:
+        moved = run_pass(self._store, self._config, now)
+        if any(moved.values()):
+            self._watch.moved(now)
+        if now - self._reported_at >= REPORT_INTERVAL_S:
+            _report(self._reporter, moved, _progress(self._store, self._config, now))
+            self._reported_at = now
+        stalled_s = self._watch.stalled_for(now)
+        if stalled_s is not None:
+            _warn(stalled_s, _progress(self._store, self._config, now))
 
 
 def _retry_of(store: Store, config: Config, turn: Turn, judgement: Judgement) -> RetrySearch:

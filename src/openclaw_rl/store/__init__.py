@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from openclaw_rl.store.database import Database
+from openclaw_rl.store.database import PATIENCE_S, Database
 from openclaw_rl.store.feedback import FeedbackStore
 from openclaw_rl.store.lineage import LineageStore
 from openclaw_rl.store.samples import SampleStore
@@ -30,11 +30,23 @@ class Store:
         self.status = StatusStore(database)
 
     @classmethod
-    def open(cls, path: Path) -> Store:
-        """Open the record at `path`, creating it with the base policy in service where it is new."""
-        store = cls(Database(path))
-        store.versions.ensure_base()
+    def open(cls, path: Path, *, patience_s: float = PATIENCE_S, migrate: bool = True) -> Store:
+        """Open the record at `path`, creating it with the base policy in service where it is new.
+
+        A transaction waits `patience_s` for another process's to end. Without `migrate` nothing is changed.
+
+        Raises:
+            StoreSchemaError: if its schema is not, and cannot be made, the one that this program knows.
+        """
+        store = cls(Database(path, patience_s=patience_s, migrate=migrate))
+        if migrate:
+            store.versions.ensure_base()
         return store
+
+    @property
+    def patience_s(self) -> float:
+        """How long a transaction waits for another process's to end."""
+        return self._database.patience_s
 
     def close(self) -> None:
         """Close all connections of this process."""

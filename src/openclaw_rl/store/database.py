@@ -9,26 +9,35 @@ from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event
 
-from openclaw_rl.store.schema import metadata
+from openclaw_rl.store.migrations import HEAD, StoreSchemaError, bring_to_head, revision_of
 
-BUSY_TIMEOUT_S = 10.0
+PATIENCE_S = 10.0
+"""How long a transaction waits for another one to end, unless told otherwise."""
+MIGRATION_PATIENCE_S = 60.0
+"""How long a process waits for the one that upgrades the schema."""
 
 
 class Database:
     """Connections to the store. Safe to share between threads; every process opens its own."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, patience_s: float = PATIENCE_S, migrate: bool = True) -> None:
+        """Open the store, creating it or upgrading its schema where that is needed and `migrate` allows it.
+
+        Raises:
+            StoreSchemaError: if its schema is not, and cannot be made, the one that this program knows.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
-        self._engine: Engine = create_engine(
-            f"sqlite:///{path}",
-            connect_args={"timeout": BUSY_TIMEOUT_S},
-            hide_parameters=True,  # they are what clients wrote, and an error that quotes them ends up in a log
-        )
-        event.listen(self._engine, "connect", _on_connect)
-        event.listen(self._engine, "begin", _on_begin)
-        with self.write() as connection:
-            metadata.create_all(connection)
+        self.patience_s = patience_s
+        self._engine = _engine(path, patience_s)
+        try:
+            with self.read() as connection:
+                current = revision_of(connection) == HEAD
+            if not current:
+                self._migrate(migrate)
+        except BaseException:
+            self.close()
+            raise
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -42,21 +51,55 @@ class Database:
 
         Taking the lock at once is what makes read-then-write safe; a deferred transaction could fail half-way.
         """
-        with self._engine.connect().execution_options(immediate=True) as connection, connection.begin():
+        with _writing(self._engine) as connection:
             yield connection
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
 
+    def _migrate(self, allowed: bool) -> None:
+        """Bring the schema to head in one transaction; of several processes one does it, and the others wait."""
+        if not allowed:
+            raise StoreSchemaError(
+                f"{self.path} has the schema of another version of openclaw-rl: `openclaw-rl up` upgrades it"
+            )
+        # A table that is made anew is dropped first, which foreign keys would forbid; they are checked at the end.
+        engine = _engine(self.path, MIGRATION_PATIENCE_S, foreign_keys=False)
+        try:
+            with _writing(engine) as connection:
+                bring_to_head(connection, str(self.path))
+                broken = connection.exec_driver_sql("PRAGMA foreign_key_check").fetchall()
+                if broken:
+                    raise StoreSchemaError(f"the upgrade of {self.path} would break {len(broken)} references: undone")
+        finally:
+            engine.dispose()
 
-def _on_connect(connection: sqlite3.Connection, _record: object) -> None:
-    connection.isolation_level = None  # the driver must not open transactions of its own
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.execute("PRAGMA foreign_keys=ON")
-    cursor.close()
+
+@contextmanager
+def _writing(engine: Engine) -> Iterator[Connection]:
+    with engine.connect().execution_options(immediate=True) as connection, connection.begin():
+        yield connection
+
+
+def _engine(path: Path, patience_s: float, *, foreign_keys: bool = True) -> Engine:
+    engine = create_engine(
+        f"sqlite:///{path}",
+        connect_args={"timeout": patience_s},
+        hide_parameters=True,  # they are what clients wrote, and an error that quotes them ends up in a log
+    )
+
+    def on_connect(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # the driver must not open transactions of its own
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode=WAL")
+        cursor.execute("PRAGMA synchronous=NORMAL")
+        cursor.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
+        cursor.close()
+
+    event.listen(engine, "connect", on_connect)
+    event.listen(engine, "begin", _on_begin)
+    return engine
 
 
 def _on_begin(connection: Connection) -> None:

@@ -34,8 +34,12 @@ class VersionStore:
 
     def ensure_base(self) -> None:
         """Version 0, the base, is in service until something better is."""
+        any_version = select(func.count()).select_from(versions)
+        with self._database.read() as connection:  # so that a record that cannot be written now can be opened
+            if connection.execute(any_version).scalar_one():
+                return
         with self._database.write() as connection:
-            if connection.execute(select(func.count()).select_from(versions)).scalar_one():
+            if connection.execute(any_version).scalar_one():
                 return
             now = time.time()
             connection.execute(

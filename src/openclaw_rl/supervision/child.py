@@ -34,7 +34,7 @@ ENGINE_MODULES: Mapping[str, str] = {
 """Each has `run(config, stop)`, which returns once `stop` is set."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-QUIET = ("httpx", "httpcore", "openai", "urllib3", "asyncio", "sqlalchemy")
+QUIET = ("httpx", "httpcore", "openai", "urllib3", "asyncio", "sqlalchemy", "alembic")
 """Libraries that would write a line for every request, or at DEBUG the messages themselves."""
 
 

@@ -13,12 +13,52 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from openclaw_rl.types import LoopName
 
 POLL_INTERVAL_S = 0.2
 REQUEST_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordHealth:
+    """What a gateway says of the record: why and since when it cannot be written (both None where it can).
+
+    `unsaved` are counters that could not be written yet, and are known to the gateway alone.
+    """
+
+    problem: str | None
+    since: float | None
+    unsaved: Mapping[str, int]
+
+
+def ask_gateway(url: str) -> RecordHealth | None:
+    """What the gateway at `url` (as clients use it, with `/v1`) says of the record; None where it does not answer."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{url.removesuffix('/v1')}/readyz", timeout=REQUEST_TIMEOUT_S) as response:
+            return _record_of(json.load(response))
+    except urllib.error.HTTPError as error:  # not ready, but it says the same
+        with error:
+            return _record_of_text(error.read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+
+
+def _record_of_text(body: bytes) -> RecordHealth | None:
+    try:
+        return _record_of(json.loads(body))
+    except ValueError:
+        return None
+
+
+def _record_of(body: Any) -> RecordHealth | None:
+    said = body.get("record") if isinstance(body, dict) else None
+    if not isinstance(said, dict):
+        return None
+    return RecordHealth(problem=said.get("problem"), since=said.get("since"), unsaved=said.get("unsaved") or {})
 
 
 class ReadinessProbe:

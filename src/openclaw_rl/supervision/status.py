@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -21,7 +22,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from openclaw_rl.config_sources import load_json
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
+from openclaw_rl.store.migrations import StoreSchemaError
+from openclaw_rl.store.outage import NOT_RECORDED, REFUSED, WORDS, Outage
 from openclaw_rl.supervision.children import START_ORDER
+from openclaw_rl.supervision.readiness import RecordHealth, ask_gateway
 from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorState, child_config_path, read_state
 from openclaw_rl.types import LoopName, LoopStatus
 
@@ -76,6 +80,10 @@ class Progress:
     signals: Mapping[str, int] = field(default_factory=dict)
     exact_extensions: int = 0
     broken_chains: int = 0
+    not_recorded: Mapping[str, int] = field(default_factory=dict)
+    """Turns that were served and are not in the record, by reason."""
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Requests refused because they could not be recorded, by reason (`rollout.on_store_failure`)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,6 +98,8 @@ class StatusReport:
     progress: Progress | None
     problem: str | None = None
     """Why the record cannot be read, which is where `progress` and what the loops say of themselves come from."""
+    record: RecordHealth | None = None
+    """What the gateway says of the record; None where no gateway answers."""
 
     def to_json(self) -> dict[str, Any]:
         """The same, in JSON's types."""
@@ -111,10 +121,13 @@ def collect(run_dir: Path, now: float | None = None) -> StatusReport:
     if state is not None and store_path.exists():
         try:
             said, progress = _read(store_path, where, moment)
+        except StoreSchemaError as error:
+            problem = str(error)
         except (SQLAlchemyError, sqlite3.Error) as error:
             reason = str(getattr(error, "orig", None) or type(error).__name__)
             problem = f"the record {store_path} cannot be read: {reason}"
     running = state is not None and state.alive
+    record = ask_gateway(state.url) if state is not None and running else None
     loops = () if state is None or not running else tuple(_loops(state, said, moment))
     if problem is not None:
         loops = tuple(_unheard(loop) for loop in loops)
@@ -124,13 +137,14 @@ def collect(run_dir: Path, now: float | None = None) -> StatusReport:
         headline=_headline(run_dir, state, moment),
         url=state.url if state is not None and running else None,
         loops=loops,
-        progress=progress,
+        progress=progress if progress is None or record is None else _with_unsaved(progress, record),
         problem=problem,
+        record=record,
     )
 
 
 def _read(store_path: Path, run_dir: Path, now: float) -> tuple[Mapping[LoopName, LoopStatus], Progress]:
-    store = Store.open(store_path)
+    store = Store.open(store_path, migrate=False)
     try:
         return {status.loop: status for status in store.status.loops()}, _progress(store, run_dir, now)
     finally:
@@ -224,7 +238,17 @@ def _progress(store: Store, run_dir: Path, now: float) -> Progress:
         signals=_counted("signals_", counts.counters),
         exact_extensions=counts.counters.get("prompts_extending_parent", 0),
         broken_chains=counts.counters.get("prompts_breaking_chain", 0),
+        not_recorded=_counted(NOT_RECORDED, counts.counters),
+        refused=_counted(REFUSED, counts.counters),
     )
+
+
+def _with_unsaved(progress: Progress, record: RecordHealth) -> Progress:
+    """The counts with what only the gateway knows as yet."""
+    counted = {NOT_RECORDED: Counter(progress.not_recorded), REFUSED: Counter(progress.refused)}
+    for prefix, counter in counted.items():
+        counter.update(_counted(prefix, record.unsaved))
+    return replace(progress, not_recorded=dict(counted[NOT_RECORDED]), refused=dict(counted[REFUSED]))
 
 
 def _counted(prefix: str, counters: Mapping[str, int]) -> dict[str, int]:
@@ -240,6 +264,8 @@ def render(report: StatusReport, now: float | None = None) -> str:
     lines = [report.headline]
     if report.problem is not None:
         lines.append(report.problem)
+    if report.record is not None and report.record.problem is not None:
+        lines.append(_record_line(report.record, moment))
     if report.loops:
         lines.append("")
         lines += [_loop_line(loop, moment) for loop in report.loops]
@@ -255,6 +281,14 @@ def _loop_line(loop: LoopReport, now: float) -> str:
     hidden = loop.condition in {Condition.RESTARTING, Condition.STOPPED, Condition.SILENT} or loop.since is None
     since = "" if hidden or loop.since is None else f"  (for {duration(now - loop.since)})"
     return f"  {loop.loop:<9} {loop.text}{since}{restarts if loop.condition is not Condition.RESTARTING else ''}"
+
+
+def _record_line(record: RecordHealth, now: float) -> str:
+    problem = record.problem or ""
+    words = WORDS[Outage(problem)] if problem in set(Outage) else problem
+    age = f", for {duration(now - record.since)}" if record.since is not None else ""
+    lost = _tally({name: number for name, number in record.unsaved.items() if number})
+    return f"the record cannot be written: {words}{age}" + (f"; meanwhile {lost}" if lost else "")
 
 
 def _progress_lines(progress: Progress, now: float) -> list[str]:
@@ -277,6 +311,9 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("version", f"{progress.version} in service"),
         ("last step", last),
     ]
+    # Only where there were any: a healthy deployment has neither.
+    rows += [("unwritten", f"served and not recorded: {_tally(progress.not_recorded)}")] * bool(progress.not_recorded)
+    rows += [("refused", f"not recorded, so not served: {_tally(progress.refused)}")] * bool(progress.refused)
     return [f"  {name:<9} {text}" for name, text in rows]
 
 

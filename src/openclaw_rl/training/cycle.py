@@ -18,6 +18,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.policy_files import adapter_dir
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
+from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import (
     discard_uncommitted,
@@ -25,9 +26,9 @@ from openclaw_rl.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
-from openclaw_rl.training.publish import Publisher, PublishError, VersionRefused, candidates
+from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.trainer import StepOutcome, Trainer
-from openclaw_rl.types import PolicyVersion, Sample, StepRecord, VersionState
+from openclaw_rl.types import LoopName, PolicyVersion, Sample, StepRecord, VersionState
 
 log = logging.getLogger(__name__)
 
@@ -59,19 +60,44 @@ class TrainingLoop:
         self._publisher = publisher
         self._reporter = reporter
         self._stop = stop
+        self._patience = Patience(stop, reporter.waiting, pause_s=1.0, max_pause_s=30.0)
         self._fresh = trainer.state()
 
     def run(self) -> None:
-        """Go on until `stop` is set."""
-        self.resume()
+        """Go on until `stop` is set; where record or disk cannot be used, wait, then begin as after a kill."""
         try:
             while not self._stop.is_set():
-                if not self.cycle():
-                    self._stop.wait(POLL_S)
-        except Stopped:
+                try:
+                    self.resume()
+                    self._go_on()
+                except STORE_ERRORS as error:
+                    if not self._patience.wait(error):
+                        raise
+                    self._patience.until_done(self._close_spans)
+        except (Stopped, StoppedInOutage):
             log.info("stopped in the middle of a step; its samples wait again")
         finally:
+            self._release()
+
+    def _go_on(self) -> None:
+        while not self._stop.is_set():
+            done = self.cycle()
+            self._patience.over()
+            if not done:
+                self._stop.wait(POLL_S)
+
+    def _close_spans(self) -> None:
+        """End the spans whose end could not be written."""
+        self._store.status.abort_spans((TRAINING_STEP, PUBLISH), LoopName.TRAINING)
+
+    def _release(self) -> None:
+        """Give back what is claimed; the next start does it where this cannot."""
+        try:
             self._store.samples.release_claims()
+        except STORE_ERRORS as error:
+            if outage_of(error) is None:
+                raise
+            log.warning("claimed samples were not given back (%s)", type(error).__name__)
 
     def resume(self) -> None:
         """Be where the last committed step left off; what a dead predecessor held is free again."""
@@ -195,7 +221,7 @@ class TrainingLoop:
             step=outcome.step,
             created_at=now,
         )
-        self._store.samples.commit_step(record, version)
+        self._patience.until_done(lambda: self._store.samples.commit_step(record, version))
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
 
     def _prune(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.store import Store
+from openclaw_rl.store.outage import Patience, StoppedInOutage
 from openclaw_rl.supervision.process import LoopReporter, ending_at_once
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
 from openclaw_rl.training.publish import PUBLISH, EnginePublisher
@@ -27,7 +29,9 @@ def run(config: Config, stop: threading.Event) -> None:
     _be_polite(config.training.threads, config.training.niceness)
     store = Store.open(config.store_path)
     try:
-        store.status.abort_spans((TRAINING_STEP, PUBLISH), LoopName.TRAINING)  # those of a killed predecessor
+        with contextlib.suppress(StoppedInOutage):
+            # Nothing is said meanwhile: those spans end where the one before this one was last heard of.
+            Patience(stop, lambda _words: None).until_done(lambda: _close_spans(store))
         reporter = LoopReporter(store, LoopName.TRAINING)
         reporter.working("loading the model")
         with ending_at_once():
@@ -40,6 +44,10 @@ def run(config: Config, stop: threading.Event) -> None:
         ).run()
     finally:
         store.close()
+
+
+def _close_spans(store: Store) -> None:
+    store.status.abort_spans((TRAINING_STEP, PUBLISH), LoopName.TRAINING)  # those of a killed predecessor
 
 
 def load_trainer(config: Config) -> Trainer:

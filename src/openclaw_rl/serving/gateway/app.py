@@ -22,10 +22,12 @@ from openclaw_rl.serving.gateway import errors
 from openclaw_rl.serving.gateway.auth import KeyRing, Principal
 from openclaw_rl.serving.gateway.chat import ChatEndpoint, Load
 from openclaw_rl.serving.gateway.feedback import parse_feedback, read_small_body
+from openclaw_rl.serving.gateway.guard import StoreDown
 from openclaw_rl.serving.gateway.local_only import LocalOnly
-from openclaw_rl.serving.gateway.recorder import Recorder
-from openclaw_rl.serving.gateway.versions import STORE_ERRORS, VersionKeeper
+from openclaw_rl.serving.gateway.recorder import Recorder, reason_of
+from openclaw_rl.serving.gateway.versions import VersionKeeper
 from openclaw_rl.store import Store
+from openclaw_rl.store.outage import STORE_ERRORS
 from openclaw_rl.store.verdicts import human_judgement
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import LoopName
@@ -60,7 +62,9 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(services.keeper.run()), asyncio.create_task(_heartbeat(services))]
+        await services.recorder.start()
+        running = (services.keeper.run(), _heartbeat(services), services.recorder.guard.watch())
+        tasks = [asyncio.create_task(one) for one in running]
         try:
             yield
         finally:
@@ -105,9 +109,9 @@ def _add_routes(app: FastAPI, services: Services) -> None:
         principal = _principal(services, request)
         try:
             known = await services.recorder.end_session(principal.key_id, session_id)
-        except STORE_ERRORS as error:
-            logger.error("a session was not ended (%s)", type(error).__name__)
-            raise errors.unavailable("The record cannot be written now.") from error
+        except (StoreDown, *STORE_ERRORS) as error:
+            logger.error("a session was not ended (%s)", reason_of(error))
+            raise errors.record_unavailable() from error
         if not known:
             raise errors.GatewayError(404, "This key has no such session.", code="session_not_found")
         return _json(200, {"session_id": session_id, "ended": True})
@@ -120,9 +124,9 @@ def _add_routes(app: FastAPI, services: Services) -> None:
         owner = None if principal.admin else principal.key_id
         try:
             rated = await services.recorder.feedback(judgement, key_id=owner)
-        except STORE_ERRORS as error:
-            logger.error("feedback was not recorded (%s)", type(error).__name__)
-            raise errors.unavailable("The record cannot be written now.") from error
+        except (StoreDown, *STORE_ERRORS) as error:
+            logger.error("feedback was not recorded (%s)", reason_of(error))
+            raise errors.record_unavailable() from error
         if rated is None:
             raise errors.GatewayError(404, "This key has no such turn.", code="turn_not_found")
         return _json(200, {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.too_late})
@@ -136,6 +140,7 @@ async def _readiness(services: Services) -> Response:
         "version": keeper.current,
         "active_requests": services.load.active,
         "turns_not_recorded": services.recorder.turns_not_recorded,
+        "record": _record_state(services),
     }
     try:
         loops = await asyncio.to_thread(services.store.status.loops)
@@ -157,6 +162,12 @@ async def _readiness(services: Services) -> Response:
     if not keeper.ready:
         response.headers["retry-after"] = str(errors.RETRY_AFTER_S)
     return response
+
+
+def _record_state(services: Services) -> dict[str, object]:
+    """Whether the record can be written, since when not, and what was lost and is not in its own counters yet."""
+    guard = services.recorder.guard
+    return {"problem": guard.problem, "since": guard.since, "lost": dict(guard.lost), "unsaved": dict(guard.unsaved)}
 
 
 async def _heartbeat(services: Services) -> None:

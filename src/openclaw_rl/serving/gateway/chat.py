@@ -184,6 +184,8 @@ class ChatEndpoint:
                     created_at=exchange.created_at,
                 )
             )
+            if exchange.opened is None and self._recorder.refuses:
+                raise errors.record_unavailable()
         ours = exchange.opened.request.session_id if exchange.opened else new_id()
         exchange.outlet.identify(session_id=asked.session_id or ours, turn_id=exchange.turn_id)
 

@@ -110,6 +110,16 @@ def unavailable(reason: str) -> GatewayError:
     return GatewayError(503, reason, code="engine_unavailable", headers={"retry-after": str(RETRY_AFTER_S)})
 
 
+def record_unavailable() -> GatewayError:
+    """503: what is asked cannot be recorded now, and must not go unrecorded."""
+    return GatewayError(
+        503,
+        "The record cannot be written now; try again shortly.",
+        code="record_unavailable",
+        headers={"retry-after": str(RETRY_AFTER_S)},
+    )
+
+
 def timed_out(limit_s: float) -> GatewayError:
     """504: the answer took longer than `serving.request_timeout_s`."""
     return GatewayError(504, f"The answer took longer than {limit_s:g} s.", code="timeout")

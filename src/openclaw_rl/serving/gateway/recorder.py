@@ -1,35 +1,36 @@
 """Writes what the gateway serves into the store, on one thread, in the order in which it was asked to.
 
-The client comes first: where the store fails, the turn is served all the same, counted as not recorded, and the
-log says so. A caller that is cancelled does not take its write with it: what was queued is written.
+The client comes first: where the store fails, the turn is served all the same (or, with `rollout.on_store_failure =
+"refuse"`, not begun), counted by reason, and the log says so; nobody waits for a record that is down (`guard`). A
+caller that is cancelled does not take its write with it: what was queued is written.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 from openclaw_rl.config import RolloutConfig
 from openclaw_rl.rollout.attempts import classify_attempt, signals_shown
 from openclaw_rl.rollout.client_rules import ClientRules, session_hint
 from openclaw_rl.rollout.lineage import NO_LINEAGE, ContextHasher, Lineage, context_hashes, resolve, stem_hash
-from openclaw_rl.serving.gateway.versions import STORE_ERRORS
+from openclaw_rl.serving.gateway.guard import StoreDown, StoreGuard
 from openclaw_rl.store import Store
 from openclaw_rl.store.feedback import Rated
+from openclaw_rl.store.outage import NOT_RECORDED, REFUSED, STORE_ERRORS, outage_of
 from openclaw_rl.store.rows import Fingerprint
 from openclaw_rl.types import Judgement, Message, Request, SignalKind, Turn, TurnType
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 # A carrier that refuses its values, or a value that has no stored form, must not break the answer either.
-RECORD_ERRORS = (*STORE_ERRORS, ValueError, TypeError, OverflowError)
+RECORD_ERRORS = (StoreDown, *STORE_ERRORS, ValueError, TypeError, OverflowError)
+GAVE_UP = ("failed", "not_recorded")
+"""How a request ends in the record whose answer was given and could not be written."""
 
 
 def new_id() -> str:
@@ -80,62 +81,128 @@ class Recorder:
         self._store = store
         self._config = config or RolloutConfig()
         self._rules = ClientRules(self._config)
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
-        self.turns_not_recorded = 0
+        self._open_rows: set[str] = set()  # requests in the record that have not ended there
+        self._ends: dict[str, tuple[str, str]] = {}  # how those ended whose end could not be written
+        self._predecessor_done = True
+        self.guard = StoreGuard(store, self._recover)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether what cannot be recorded is not to be served."""
+        return self._config.on_store_failure == "refuse"
+
+    @property
+    def turns_not_recorded(self) -> int:
+        """How many turns were served since the start and are not in the record."""
+        return sum(number for name, number in self.guard.lost.items() if name.startswith(NOT_RECORDED))
+
+    async def start(self) -> None:
+        """Fail what a killed gateway left open: at once, or before anything is recorded once the record is back."""
+        self._predecessor_done = False
+        await self.guard.probe()
 
     async def open(self, arrival: Arrival) -> Opened | None:
         """Find where a request belongs and record it; None where the store failed."""
+        turn_id = arrival.turn_id
         try:
-            return await self._run(lambda: self._open(arrival))
+            return await self.guard.run(lambda: self._open(arrival), partial(self._opened_late, turn_id))
         except RECORD_ERRORS as error:
-            self._not_recorded(arrival.turn_id, error)
+            self._lose(REFUSED if self.refuses else NOT_RECORDED, turn_id, error)
             return None
 
     async def turn(self, turn: Turn, opened: Opened) -> bool:
         """Record an answer; once this returns True it is committed."""
         try:
-            await self._run(
-                lambda: self._store.turns.record_turn(turn, context_hash=opened.hasher.extended(turn.answer))
-            )
+            await self.guard.run(lambda: self._turn(turn, opened), partial(self._turn_late, turn.turn_id))
         except RECORD_ERRORS as error:
-            self._not_recorded(turn.turn_id, error)
+            if not (isinstance(error, StoreDown) and error.undecided):
+                self._turn_lost(turn.turn_id, error)
             return False
         return True
 
     async def failure(self, turn_id: str, *, status: str, error: str) -> None:
         """Record that a request got no answer; `status` is failed or cancelled, `error` a code, never content."""
+        end = (status, error)
         try:
-            await self._run(lambda: self._store.turns.record_failure(turn_id, status=status, error=error))
+            await self.guard.run(lambda: self._end(turn_id, end))
         except RECORD_ERRORS as problem:
-            logger.error("the failure of %s was not recorded (%s)", turn_id, type(problem).__name__)
+            self._end_later(turn_id, end)
+            logger.error("the failure of %s was not recorded (%s)", turn_id, reason_of(problem))
 
     async def end_session(self, key_id: str, name: str) -> bool:
         """End the session that this key's client calls `name`; False where it has none.
 
         Raises:
-            SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
+            StoreDown, SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
         """
 
         def end() -> bool:
             session_id = self._store.sessions.find(key_id, name)
             return session_id is not None and self._store.sessions.end(key_id, session_id, "ended_by_client")
 
-        return await self._run(end)
+        return await self.guard.run(end)
 
     async def feedback(self, judgement: Judgement, *, key_id: str | None) -> Rated | None:
         """Keep a person's judgement of a turn of this key (None: of any); None where there is no such turn.
 
         Raises:
-            SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
+            StoreDown, SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
         """
-        return await self._run(lambda: self._store.feedback.record(judgement, key_id=key_id))
+        return await self.guard.run(lambda: self._store.feedback.record(judgement, key_id=key_id))
 
     async def close(self) -> None:
         """Write what is queued, then stop."""
-        await asyncio.to_thread(self._executor.shutdown, wait=True)
+        if self.guard.problem is not None or self.guard.unsaved:
+            await self.guard.probe()
+        await self.guard.close()
 
-    async def _run(self, job: Callable[[], T]) -> T:
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, job))
+    # --- on the guard's thread -------------------------------------------------------------------------------
+
+    def _recover(self) -> None:
+        """Bring the record up to date, once it can be written again."""
+        if not self._predecessor_done:
+            failed = self._store.turns.fail_open(error="gateway_killed")
+            self._predecessor_done = True
+            if failed:
+                logger.warning("%d requests were open when the gateway before this one ended; they failed", failed)
+        for turn_id, end in list(self._ends.items()):
+            self._end(turn_id, end)
+            self._ends.pop(turn_id, None)
+
+    def _end(self, turn_id: str, end: tuple[str, str]) -> None:
+        status, error = end
+        self._store.turns.record_failure(turn_id, status=status, error=error)
+        self._open_rows.discard(turn_id)
+
+    def _end_later(self, turn_id: str, end: tuple[str, str]) -> None:
+        if turn_id in self._open_rows:
+            self._ends[turn_id] = end
+
+    def _opened_late(self, turn_id: str, error: Exception | None) -> None:
+        if error is None:  # its answer went, or goes, without a record
+            self._end_later(turn_id, GAVE_UP)
+
+    def _turn(self, turn: Turn, opened: Opened) -> None:
+        self._store.turns.record_turn(turn, context_hash=opened.hasher.extended(turn.answer))
+        self._open_rows.discard(turn.turn_id)
+
+    def _turn_late(self, turn_id: str, error: Exception | None) -> None:
+        if error is None:
+            logger.warning("turn %s was recorded after its answer had ended", turn_id)
+        else:
+            self._turn_lost(turn_id, error)
+
+    def _turn_lost(self, turn_id: str, error: Exception) -> None:
+        self._lose(NOT_RECORDED, turn_id, error)
+        self._end_later(turn_id, GAVE_UP)
+
+    def _lose(self, counter: str, turn_id: str, error: Exception) -> None:
+        reason = reason_of(error)
+        self.guard.lose(f"{counter}{reason}")
+        what = (
+            "was refused, because it could not be recorded" if counter == REFUSED else "was served but not recorded"
+        )
+        logger.error("turn %s %s (%s)", turn_id, what, reason)
 
     def _open(self, arrival: Arrival) -> Opened:
         """The steps from a request to its place in the record."""
@@ -175,6 +242,7 @@ class Recorder:
         self._store.turns.record_request(
             request, client_session_id=named, fingerprint=fingerprint, signals=place.signals if main else ()
         )
+        self._open_rows.add(arrival.turn_id)
         return Opened(request=request, hasher=hasher)
 
     def _lineage(
@@ -220,6 +288,8 @@ class Recorder:
             signals=tuple(signals_shown(attempt, earlier, same_stem, body)),
         )
 
-    def _not_recorded(self, turn_id: str, error: Exception) -> None:
-        self.turns_not_recorded += 1
-        logger.error("turn %s was served but not recorded (%s)", turn_id, type(error).__name__)
+
+def reason_of(error: Exception) -> str:
+    """Why something is not in the record, in a word for counters and the log."""
+    outage = error.outage if isinstance(error, StoreDown) else outage_of(error)
+    return type(error).__name__ if outage is None else outage.value

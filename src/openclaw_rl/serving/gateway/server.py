@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Iterator
 
@@ -15,9 +14,8 @@ from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.gateway.app import create_app
+from openclaw_rl.serving.gateway.guard import PATIENCE_S
 from openclaw_rl.store import Store
-
-logger = logging.getLogger(__name__)
 
 _STOP_POLL_S = 0.1
 _SHARE_OF_SHUTDOWN = 0.6  # of supervisor.shutdown_timeout_s, so that closing has time left
@@ -39,10 +37,7 @@ def run(config: Config, stop: threading.Event) -> None:
 
 
 async def _serve(config: Config, stop: threading.Event) -> None:
-    store = await asyncio.to_thread(Store.open, config.store_path)
-    failed = await asyncio.to_thread(store.turns.fail_open, error="gateway_killed")
-    if failed:
-        logger.warning("%d requests were open when the gateway before this one ended; they failed", failed)
+    store = await asyncio.to_thread(Store.open, config.store_path, patience_s=PATIENCE_S)
     engine = EmbeddedEngine.from_config(config)
     try:
         await serve(config, store, engine, stop)

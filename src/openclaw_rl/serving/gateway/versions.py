@@ -9,15 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sqlite3
 import time
 from collections.abc import Callable
-
-from sqlalchemy.exc import SQLAlchemyError
 
 from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineHealth
 from openclaw_rl.serving.gateway.errors import unavailable, unknown_model
 from openclaw_rl.store import Store
+from openclaw_rl.store.outage import STORE_ERRORS
 from openclaw_rl.types import BASE_VERSION, PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -26,8 +24,6 @@ POLL_S = 0.1
 HEALTH_S = 1.0
 FAILURES_UNTIL_NOT_READY = 2
 _VERSION_NAME = re.compile(r"policy-v([1-9][0-9]{0,8})")
-
-STORE_ERRORS = (SQLAlchemyError, sqlite3.Error, OSError)
 
 
 def version_name(version: int) -> str:

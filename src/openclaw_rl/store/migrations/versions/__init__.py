@@ -1,0 +1,1 @@
+"""One script per revision of the schema; Alembic reads them, nothing imports them."""
