@@ -110,7 +110,9 @@ class Client:
     def __init__(self, plan: Plan, connection: Connection) -> None:
         self._plan = plan
         self._connection = connection
-        self._system = _message("system", ("You are a helpful agent with many rules. " * 1000)[: plan.system_characters])
+        self._system = _message(
+            "system", ("You are a helpful agent with many rules. " * 1000)[: plan.system_characters]
+        )
         self._messages: list[str] = []
 
     async def whole(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from openclaw_rl.store.database import Database
@@ -17,7 +19,8 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in seven rooms that share one database. Every method of a room is one transaction."""
+    """The record, in seven rooms that share one database. Every method of a room is one transaction,
+    unless `together` joins several."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -35,6 +38,12 @@ class Store:
         store = cls(Database(path))
         store.versions.ensure_base()
         return store
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make one transaction of all methods that this thread calls inside: all of it is committed, or nothing."""
+        with self._database.together():
+            yield
 
     def close(self) -> None:
         """Close all connections of this process."""

@@ -6,27 +6,24 @@ log says so. A caller that is cancelled does not take its write with it: what wa
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from openclaw_rl.config import RolloutConfig
 from openclaw_rl.rollout.attempts import classify_attempt, signals_shown
 from openclaw_rl.rollout.client_rules import ClientRules, session_hint
 from openclaw_rl.rollout.lineage import NO_LINEAGE, ContextHasher, Lineage, context_hashes, resolve, stem_hash
 from openclaw_rl.serving.gateway.versions import STORE_ERRORS
+from openclaw_rl.serving.gateway.writer import Writer
 from openclaw_rl.store import Store
 from openclaw_rl.store.feedback import Rated
 from openclaw_rl.store.rows import Fingerprint
 from openclaw_rl.types import Judgement, Message, Request, SignalKind, Turn, TurnType
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # A carrier that refuses its values, or a value that has no stored form, must not break the answer either.
 RECORD_ERRORS = (*STORE_ERRORS, ValueError, TypeError, OverflowError)
@@ -80,13 +77,13 @@ class Recorder:
         self._store = store
         self._config = config or RolloutConfig()
         self._rules = ClientRules(self._config)
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
+        self._writer = Writer(store)
         self.turns_not_recorded = 0
 
     async def open(self, arrival: Arrival) -> Opened | None:
         """Find where a request belongs and record it; None where the store failed."""
         try:
-            return await self._run(lambda: self._open(arrival))
+            return await self._writer.run(lambda: self._open(arrival))
         except RECORD_ERRORS as error:
             self._not_recorded(arrival.turn_id, error)
             return None
@@ -94,7 +91,7 @@ class Recorder:
     async def turn(self, turn: Turn, opened: Opened) -> bool:
         """Record an answer; once this returns True it is committed."""
         try:
-            await self._run(
+            await self._writer.run(
                 lambda: self._store.turns.record_turn(turn, context_hash=opened.hasher.extended(turn.answer))
             )
         except RECORD_ERRORS as error:
@@ -105,7 +102,7 @@ class Recorder:
     async def failure(self, turn_id: str, *, status: str, error: str) -> None:
         """Record that a request got no answer; `status` is failed or cancelled, `error` a code, never content."""
         try:
-            await self._run(lambda: self._store.turns.record_failure(turn_id, status=status, error=error))
+            await self._writer.run(lambda: self._store.turns.record_failure(turn_id, status=status, error=error))
         except RECORD_ERRORS as problem:
             logger.error("the failure of %s was not recorded (%s)", turn_id, type(problem).__name__)
 
@@ -120,7 +117,7 @@ class Recorder:
             session_id = self._store.sessions.find(key_id, name)
             return session_id is not None and self._store.sessions.end(key_id, session_id, "ended_by_client")
 
-        return await self._run(end)
+        return await self._writer.run(end)
 
     async def feedback(self, judgement: Judgement, *, key_id: str | None) -> Rated | None:
         """Keep a person's judgement of a turn of this key (None: of any); None where there is no such turn.
@@ -128,14 +125,11 @@ class Recorder:
         Raises:
             SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
         """
-        return await self._run(lambda: self._store.feedback.record(judgement, key_id=key_id))
+        return await self._writer.run(lambda: self._store.feedback.record(judgement, key_id=key_id))
 
     async def close(self) -> None:
         """Write what is queued, then stop."""
-        await asyncio.to_thread(self._executor.shutdown, wait=True)
-
-    async def _run(self, job: Callable[[], T]) -> T:
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, job))
+        await self._writer.close()
 
     def _open(self, arrival: Arrival) -> Opened:
         """The steps from a request to its place in the record."""
@@ -185,10 +179,14 @@ class Recorder:
         session_id: str | None,
         fingerprint: Fingerprint,
     ) -> Lineage:
-        if not prefixes:
-            return NO_LINEAGE
-        candidates = self._store.turns.find_parents(arrival.key_id, [digest for _, digest in prefixes])
-        return resolve(plain, prefixes, candidates, session_id=session_id, session_hint=fingerprint.session_hint)
+        """Where the messages belong. The last answer among them decides nearly always, so it is asked for first."""
+        digests = [digest for _, digest in reversed(prefixes)]
+        for asked in filter(None, (digests[:1], digests[1:])):
+            candidates = self._store.turns.find_parents(arrival.key_id, asked)
+            found = resolve(plain, prefixes, candidates, session_id=session_id, session_hint=fingerprint.session_hint)
+            if found is not NO_LINEAGE:
+                return found
+        return NO_LINEAGE
 
     def _place(
         self,

@@ -25,12 +25,19 @@ from openclaw_rl.types import FinishReason, SamplingParams
 
 Json = dict[str, Any]
 
+_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
 _ERRORS: tuple[type[EngineError], ...] = (EngineError, EngineUnavailable, EngineOverloaded)
 
 
 def chat_request_to_json(request: ChatRequest) -> Json:
-    """The body of POST /chat."""
-    return dataclasses.asdict(request)
+    """The body of POST /chat; the messages themselves, not copies."""
+    return {
+        "request_id": request.request_id,
+        "messages": request.messages,
+        "tools": request.tools,
+        "sampling": {name: getattr(request.sampling, name) for name in _SAMPLING},
+        "version": request.version,
+    }
 
 
 def chat_request_from_json(body: Mapping[str, Any]) -> ChatRequest:
