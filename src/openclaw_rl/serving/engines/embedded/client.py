@@ -66,10 +66,10 @@ class EmbeddedEngine:
         try:
             async with self._connections.exchange("POST", "/chat", body, timeout_s=self._request_timeout_s) as answer:
                 await _check(answer)
-                async for line in _lines(answer):
-                    event = wire.event_from_json(_parse(line))
-                    finished = isinstance(event, Finished)
-                    yield event
+                async for lines in _lines(answer):
+                    for event in wire.events_from_lines(lines):
+                        finished = isinstance(event, Finished)
+                        yield event
         except _HTTP_ERRORS as error:
             raise _unreachable(error) from error
         if not finished:
@@ -114,35 +114,25 @@ class EmbeddedEngine:
         try:
             async with self._connections.exchange(method, path, body, timeout_s=timeout_s) as answer:
                 await _check(answer)
-                return _parse(await answer.read_all())
+                return wire.parse_object(await answer.read_all())
         except _HTTP_ERRORS as error:
             raise _unreachable(error) from error
 
 
-async def _lines(answer: Exchange) -> AsyncIterator[bytes]:
-    """The lines of an NDJSON body, as they become whole."""
+async def _lines(answer: Exchange) -> AsyncIterator[list[bytes]]:
+    """The lines of an NDJSON body: each time those that have become whole."""
     rest = b""
     while data := await answer.read():
         *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield line
+        if lines:
+            yield lines
     if rest:
-        yield rest
+        yield [rest]
 
 
 async def _check(answer: Exchange) -> None:
     if answer.status != HTTPStatus.OK:
-        raise wire.error_from_json(_parse(await answer.read_all()))
-
-
-def _parse(data: bytes) -> dict[str, Any]:
-    try:
-        body = fast_json.loads(data)
-    except ValueError as error:
-        raise EngineError("the engine answered with something that is not JSON") from error
-    if not isinstance(body, dict):
-        raise EngineError("the engine answered with JSON that is no object")
-    return body
+        raise wire.error_from_json(wire.parse_object(await answer.read_all()))
 
 
 def _unreachable(error: Exception) -> EngineError:

@@ -36,6 +36,7 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         self._wake: asyncio.Future[None] | None = None
         self._has_head = False
+        self._keep_alive = False
         self.complete = True
         self.lost = False
         self.heard = False
@@ -88,7 +89,7 @@ class Connection(asyncio.Protocol):
     @property
     def reusable(self) -> bool:
         """Whether another exchange can follow."""
-        return self.complete and not self.lost and bool(self._parser.should_keep_alive())
+        return self.complete and not self.lost and self._keep_alive
 
     async def _more(self, timeout_s: float) -> None:
         if self.lost:
@@ -137,12 +138,13 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
+        """The answer is whole; only now can the parser say whether another may follow."""
         self.complete = True
+        self._keep_alive = bool(self._parser.should_keep_alive())
 
 
 class Exchange:
-    """One request and its answer; at the end the connection is kept, or closed where more of the answer would come."""
+    """One request and its answer; at the end the connection is kept, or closed where more would come."""
 
     def __init__(self, pool: Connections, data: bytes, timeout_s: float) -> None:
         self._pool = pool
