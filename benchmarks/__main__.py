@@ -13,14 +13,14 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from benchmarks import memory, serving
+from benchmarks import gateway, memory, serving
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark that is named, `serving` without a name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     benchmarks = parser.add_subparsers(dest="benchmark")
-    for name, module in {"memory": memory, "serving": serving}.items():
+    for name, module in {"gateway": gateway, "memory": memory, "serving": serving}.items():
         added = benchmarks.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])
         module.add_arguments(added)
         added.set_defaults(run=module.run)

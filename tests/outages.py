@@ -54,15 +54,23 @@ class Trouble:
     def __init__(self, store: Store) -> None:
         self._kind: str | None = None
         self._lock = threading.Lock()
+        self._store = store
         event.listen(store._database._engine, "checkout", self._prepare)
 
     def begin(self, kind: str) -> None:
         with self._lock:
             self._kind = kind
+        self._prepare_kept()
 
     def mend(self) -> None:
         with self._lock:
             self._kind = None
+        self._prepare_kept()
+
+    def _prepare_kept(self) -> None:
+        """Those that are never given back, and so never checked out again."""
+        for connection in self._store._database._kept:
+            self._prepare(connection.connection.dbapi_connection, None, None)
 
     def _prepare(self, connection: Any, _record: object, _proxy: object) -> None:
         with self._lock:

@@ -115,7 +115,7 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl status --watch": Watch(prints="in service"),
     "curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
     '-d \'{"model": "policy", "stream": true, "messages": [{"role": "user", "content": "What is a tide?"}]}\'': Curl(
-        prints=("data: ", '"role": "assistant"', "data: [DONE]")
+        prints=("data: ", '"role":"assistant"', "data: [DONE]")
     ),
     "openclaw-rl up recipes/combine.toml --model-path ~/models/my-model --run-dir my-run": dry(
         "openclaw-rl up recipes/combine.toml --model-path ~/models/my-model --run-dir my-run",

@@ -28,7 +28,8 @@ from openclaw_rl.serving.engines.protocol import (
     TokensDrawn,
     UnknownVersion,
 )
-from openclaw_rl.testing.scripted_engine import END_TOKEN, logprob_of, scripted_app
+from openclaw_rl.testing.engine_server import engine_server
+from openclaw_rl.testing.scripted_engine import END_TOKEN, ScriptedEngine, logprob_of
 from openclaw_rl.types import FinishReason, PolicyVersion
 from tests.engines.support import ask, config_for, request
 
@@ -148,11 +149,12 @@ def test_nobody_there_is_unavailable() -> None:
 
 @asynccontextmanager
 async def scripted(*script: dict[str, Any]) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine("http://localhost", transport=httpx.ASGITransport(app=scripted_app(script)))
-    try:
-        yield engine
-    finally:
-        await engine.close()
+    with engine_server(ScriptedEngine(script)) as url:
+        engine = EmbeddedEngine(url)
+        try:
+            yield engine
+        finally:
+            await engine.close()
 
 
 def test_a_script_answers_by_what_the_user_said_and_calls_tools() -> None:

@@ -17,7 +17,7 @@ from sqlalchemy import update
 from openclaw_rl.store import Store
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.schema import samples, turns
-from openclaw_rl.store.turns import move_turn
+from openclaw_rl.store.transitions import move_turn
 from openclaw_rl.types import TurnState
 from tests.store.helpers import candidate, step_record, to_sample
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
-from openclaw_rl.serving.engines.embedded.app import create_app
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineUnavailable, InvalidEngineRequest
 from openclaw_rl.store import Store
+from openclaw_rl.testing.engine_server import engine_server
 from openclaw_rl.testing.scripted_engine import ScriptedEngine
 from openclaw_rl.training.publish import EnginePublisher, PublishError, VersionRefused, candidates
 from openclaw_rl.types import PolicyVersion, StepRecord, VersionState
@@ -34,9 +34,10 @@ class FailingEngine(ScriptedEngine):
         await super().load_version(version)
 
 
-def connector(engine: Engine) -> Callable[[], Engine]:
-    transport = httpx.ASGITransport(app=create_app(engine))
-    return lambda: EmbeddedEngine("http://engine", transport=transport)
+@contextmanager
+def served(engine: Engine) -> Iterator[Callable[[], Engine]]:
+    with engine_server(engine) as url:
+        yield lambda: EmbeddedEngine(url)
 
 
 @pytest.fixture
@@ -57,8 +58,8 @@ def test_a_candidate_is_loaded_and_then_serves(store: Store) -> None:
     engine = FailingEngine(EngineUnavailable("still loading"), EngineUnavailable("still loading"))
     beats: list[float] = []
     (version,) = candidates(store)
-    publisher = EnginePublisher(store, connector(engine), timeout_s=30.0)
-    publisher.publish(version, lambda: beats.append(time.monotonic()))
+    with served(engine) as connect:
+        EnginePublisher(store, connect, timeout_s=30.0).publish(version, lambda: beats.append(time.monotonic()))
     assert engine.asked == 3
     assert store.versions.serving().version == 1
     assert candidates(store) == []
@@ -70,8 +71,8 @@ def test_a_candidate_is_loaded_and_then_serves(store: Store) -> None:
 def test_an_engine_that_never_answers_leaves_the_candidate_for_later(store: Store) -> None:
     engine = FailingEngine(*[EngineUnavailable("gone")] * 1000)
     (version,) = candidates(store)
-    with pytest.raises(PublishError, match=r"did not load policy-v1 within 1 s"):
-        EnginePublisher(store, connector(engine), timeout_s=1.0).publish(version, lambda: None)
+    with served(engine) as connect, pytest.raises(PublishError, match=r"did not load policy-v1 within 1 s"):
+        EnginePublisher(store, connect, timeout_s=1.0).publish(version, lambda: None)
     assert store.versions.serving().version == 0
     assert candidates(store) == [version]
 
@@ -79,8 +80,8 @@ def test_an_engine_that_never_answers_leaves_the_candidate_for_later(store: Stor
 def test_a_refusal_is_said_at_once(store: Store) -> None:
     engine = FailingEngine(InvalidEngineRequest("no such files"))
     (version,) = candidates(store)
-    with pytest.raises(VersionRefused, match="refuses policy-v1: no such files"):
-        EnginePublisher(store, connector(engine), timeout_s=30.0).publish(version, lambda: None)
+    with served(engine) as connect, pytest.raises(VersionRefused, match="refuses policy-v1: no such files"):
+        EnginePublisher(store, connect, timeout_s=30.0).publish(version, lambda: None)
     assert engine.asked == 1
     assert store.versions.serving().version == 0
 
@@ -88,6 +89,6 @@ def test_a_refusal_is_said_at_once(store: Store) -> None:
 def test_a_fault_of_the_engine_is_no_refusal(store: Store) -> None:
     engine = FailingEngine(EngineError("a bug"))
     (version,) = candidates(store)
-    with pytest.raises(PublishError, match="failed to load policy-v1: a bug") as caught:
-        EnginePublisher(store, connector(engine), timeout_s=30.0).publish(version, lambda: None)
+    with served(engine) as connect, pytest.raises(PublishError, match="failed to load policy-v1: a bug") as caught:
+        EnginePublisher(store, connect, timeout_s=30.0).publish(version, lambda: None)
     assert not isinstance(caught.value, VersionRefused)

@@ -23,6 +23,9 @@ from openclaw_rl.types import Message
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]+")
 _DIGEST_BYTES = 24
+_COMPACT = json.JSONEncoder(
+    separators=(",", ":"), check_circular=False
+)  # made once: making it costs as much as using it
 
 
 class Candidate(Protocol):
@@ -143,7 +146,7 @@ def canonical_message(message: Message) -> bytes:
     if calls or answered is not None:
         form.append([_canonical_call(call) for call in calls])
         form.append(None if answered is None else canonical_id(answered))
-    return json.dumps(form, separators=(",", ":")).encode("ascii") + b"\n"
+    return _COMPACT.encode(form).encode("ascii") + b"\n"
 
 
 def _canonical_call(call: Mapping[str, Any]) -> list[str]:

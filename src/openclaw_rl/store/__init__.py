@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from openclaw_rl.store.database import PATIENCE_S, Database
@@ -17,7 +19,8 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in seven rooms that share one database. Every method of a room is one transaction."""
+    """The record, in seven rooms that share one database. Every method of a room is one transaction,
+    unless `together` joins several."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -47,6 +50,12 @@ class Store:
     def patience_s(self) -> float:
         """How long a transaction waits for another process's to end."""
         return self._database.patience_s
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make one transaction of all methods that this thread calls inside: all of it is committed, or nothing."""
+        with self._database.together():
+            yield
 
     def close(self) -> None:
         """Close all connections of this process."""

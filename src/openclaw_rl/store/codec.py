@@ -9,6 +9,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Sequence
+from typing import cast
 
 _ABSENT = struct.pack("<Q", 0x7FF8_0000_0000_0ABC)
 
@@ -57,6 +58,8 @@ def unpack_kept(blob: bytes) -> tuple[tuple[int, ...] | None, ...]:
 
 def pack_logprobs(logprobs: Sequence[float | None]) -> bytes:
     """Log-probabilities as 64-bit floats: exactly what the engine said, None included."""
+    if None not in logprobs:
+        return _pack("d", cast(Sequence[float], logprobs))
     return b"".join(_ABSENT if value is None else struct.pack("<d", value) for value in logprobs)
 
 

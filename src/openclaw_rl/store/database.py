@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ PATIENCE_S = 10.0
 """How long a transaction waits for another one to end, unless told otherwise."""
 MIGRATION_PATIENCE_S = 60.0
 """How long a process waits for the one that upgrades the schema."""
+LATE_CHECKPOINT_PAGES = 8000
 
 
 class Database:
@@ -29,7 +31,10 @@ class Database:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.patience_s = patience_s
+        self._local = threading.local()
+        self._kept: list[Connection] = []
         self._engine = _engine(path, patience_s)
+        self._writing = self._engine.execution_options(immediate=True)
         try:
             with self.read() as connection:
                 current = revision_of(connection) == HEAD
@@ -42,6 +47,9 @@ class Database:
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """One consistent view; never blocks a writer."""
+        if (joined := self._joined()) is not None:
+            yield joined
+            return
         with self._engine.connect() as connection:
             yield connection
 
@@ -51,11 +59,48 @@ class Database:
 
         Taking the lock at once is what makes read-then-write safe; a deferred transaction could fail half-way.
         """
-        with _writing(self._engine) as connection:
+        if (joined := self._joined()) is not None:
+            yield joined
+            return
+        with self._writing.connect() as connection, connection.begin():
             yield connection
+
+    @contextmanager
+    def together(self) -> Iterator[Connection]:
+        """One transaction of all that this thread reads and writes inside: committed at its end, or not at all."""
+        if (joined := self._joined()) is not None:
+            yield joined
+            return
+        connection = self._own_connection()
+        with connection.begin():
+            self._local.joined = connection
+            try:
+                yield connection
+            finally:
+                self._local.joined = None
+
+    def _own_connection(self) -> Connection:
+        """The connection that this thread keeps, for it writes all the time; its commits leave checkpoints to others.
+
+        A checkpoint waits for the disk. Any other connection makes one at its next commit (heartbeats are some), so
+        that this one has to only when they do not come.
+        """
+        own: Connection | None = getattr(self._local, "own", None)
+        if own is None or own.closed:
+            own = self._writing.connect()
+            own.exec_driver_sql(f"PRAGMA wal_autocheckpoint={LATE_CHECKPOINT_PAGES}").close()
+            own.rollback()
+            self._local.own = own
+            self._kept.append(own)
+        return own
+
+    def _joined(self) -> Connection | None:
+        return getattr(self._local, "joined", None)
 
     def close(self) -> None:
         """Close all connections."""
+        while self._kept:
+            self._kept.pop().close()
         self._engine.dispose()
 
     def _migrate(self, allowed: bool) -> None:

@@ -11,7 +11,7 @@ from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.rows import judgement_values
 from openclaw_rl.store.schema import judgements, samples, sessions, signals, turns
-from openclaw_rl.store.turns import OPEN_REASONS, move_turn, withdraw_sample
+from openclaw_rl.store.transitions import OPEN_REASONS, move_turn, withdraw_sample
 from openclaw_rl.types import HUMAN, Judgement, SampleState, SignalKind, TurnState
 
 

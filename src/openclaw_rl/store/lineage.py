@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, select
+from sqlalchemy import Connection, bindparam, select
 
 from openclaw_rl.rollout.attempts import EarlierRequest
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
+from openclaw_rl.store.prepared import Prepared
 from openclaw_rl.store.schema import requests, signals
 from openclaw_rl.types import Signal, SignalKind, TurnType
 
@@ -17,19 +18,20 @@ MAX_EARLIER = 64
 """A group of rollouts can be large; only its latest members matter here."""
 
 
+_EARLIER_FIELDS = tuple(EarlierRequest.__dataclass_fields__)
 _EARLIER = (
-    select(*[requests.c[name] for name in EarlierRequest.__dataclass_fields__])
-    .order_by(requests.c.created_at.desc())
-    .limit(MAX_EARLIER)
+    select(*[requests.c[name] for name in _EARLIER_FIELDS]).order_by(requests.c.created_at.desc()).limit(MAX_EARLIER)
 )
-# Built once: every request asks one of them.
-_SAME_BODY = _EARLIER.where(
-    requests.c.key_id == bindparam("key_id"),
-    requests.c.body_hash == bindparam("body_hash"),
-    requests.c.created_at >= bindparam("since"),
+# Every request asks one of them.
+_SAME_BODY = Prepared(
+    _EARLIER.where(
+        requests.c.key_id == bindparam("key_id"),
+        requests.c.body_hash == bindparam("body_hash"),
+        requests.c.created_at >= bindparam("since"),
+    )
 )
-_SAME_STEM = _EARLIER.where(
-    requests.c.session_id == bindparam("session_id"), requests.c.stem_hash == bindparam("stem_hash")
+_SAME_STEM = Prepared(
+    _EARLIER.where(requests.c.session_id == bindparam("session_id"), requests.c.stem_hash == bindparam("stem_hash"))
 )
 
 
@@ -55,10 +57,11 @@ class LineageStore:
         with self._database.read() as connection:
             return signals_of(connection, [turn_id]).get(turn_id, ())
 
-    def _run(self, query: Select[Any], values: dict[str, Any]) -> list[EarlierRequest]:
+    def _run(self, query: Prepared, values: dict[str, Any]) -> list[EarlierRequest]:
         with self._database.read() as connection:
-            rows = connection.execute(query, values).mappings()
-            return [EarlierRequest(**{**row, "turn_type": TurnType(row["turn_type"])}) for row in rows]
+            rows = query.run(connection, **values).fetchall()
+        found = (dict(zip(_EARLIER_FIELDS, row, strict=True)) for row in rows)
+        return [EarlierRequest(**{**values, "turn_type": TurnType(values["turn_type"])}) for values in found]
 
 
 def add_signal(connection: Connection, kind: SignalKind, turn_id: str, by_turn_id: str | None, now: float) -> None:

@@ -25,6 +25,8 @@ from openclaw_rl.types import (
     VersionState,
 )
 
+_SAMPLING = tuple(SamplingParams.__dataclass_fields__)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fingerprint:
@@ -54,7 +56,10 @@ def request_values(request: Request, fingerprint: Fingerprint) -> dict[str, Any]
         "retry_of": request.retry_of,
         "sibling_of": request.sibling_of,
         "side_rule": request.side_rule,
-        **asdict(fingerprint),
+        "body_hash": fingerprint.body_hash,
+        "stem_hash": fingerprint.stem_hash,
+        "session_hint": fingerprint.session_hint,
+        "idempotency_key": fingerprint.idempotency_key,
         "status": "open",
         "error": None,
         "created_at": request.created_at,
@@ -84,7 +89,7 @@ def request_from(row: RowMapping) -> Request:
 
 def sampling_values(sampling: SamplingParams) -> dict[str, Any]:
     """Sampling parameters as JSON."""
-    return {**asdict(sampling), "stop": list(sampling.stop)}
+    return {name: getattr(sampling, name) for name in _SAMPLING} | {"stop": list(sampling.stop)}
 
 
 def sampling_from(values: dict[str, Any]) -> SamplingParams:

@@ -14,7 +14,7 @@ from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.rows import sampling_from, tokens_from
 from openclaw_rl.store.schema import requests, samples, steps, turns, versions
-from openclaw_rl.store.turns import move_turn
+from openclaw_rl.store.transitions import move_turn
 from openclaw_rl.types import (
     SAMPLE_TRANSITIONS,
     FinishReason,

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store.database import Database
+from openclaw_rl.store.prepared import Prepared
 from openclaw_rl.store.schema import sessions
+
+_FIND = Prepared(
+    select(sessions.c.session_id)
+    .where(
+        sessions.c.key_id == bindparam("key_id"),
+        (sessions.c.client_session_id == bindparam("name")) | (sessions.c.session_id == bindparam("name")),
+    )
+    .order_by(sessions.c.created_at)
+    .limit(1)
+)
+_OPEN = insert(sessions)
+_TOUCH = Prepared(
+    _OPEN.on_conflict_do_update(
+        index_elements=["session_id"],
+        set_={"last_active_at": _OPEN.excluded.last_active_at, "ended_at": None, "end_reason": None},
+        where=sessions.c.key_id == _OPEN.excluded.key_id,
+    ),
+    columns=["session_id", "key_id", "client_session_id", "created_at", "last_active_at"],
+)
+"""Opens a session, or opens it again; touches no row where the session is another key's."""
 
 
 class SessionStore:
@@ -18,12 +40,9 @@ class SessionStore:
 
     def find(self, key_id: str, client_session_id: str) -> str | None:
         """Our id of the session that this key's client calls `client_session_id` (or that has it as our id)."""
-        query = select(sessions.c.session_id).where(
-            sessions.c.key_id == key_id,
-            (sessions.c.client_session_id == client_session_id) | (sessions.c.session_id == client_session_id),
-        )
         with self._database.read() as connection:
-            return connection.execute(query.order_by(sessions.c.created_at)).scalars().first()
+            found = _FIND.run(connection, key_id=key_id, name=client_session_id).fetchone()
+        return None if found is None else str(found[0])
 
     def end(self, key_id: str, session_id: str, reason: str) -> bool:
         """End a session; False where the key has none of that id. Ending an ended one changes nothing."""
@@ -50,22 +69,13 @@ class SessionStore:
 
 def touch(connection: Connection, session_id: str, key_id: str, client_session_id: str | None, now: float) -> None:
     """Note activity in a session, creating it or opening it again, inside the caller's transaction."""
-    known = connection.execute(select(sessions.c.key_id).where(sessions.c.session_id == session_id)).scalar()
-    if known is None:
-        connection.execute(
-            sessions.insert().values(
-                session_id=session_id,
-                key_id=key_id,
-                client_session_id=client_session_id,
-                created_at=now,
-                last_active_at=now,
-            )
-        )
-        return
-    if known != key_id:
-        raise PermissionError("a session belongs to the key that opened it")
-    connection.execute(
-        update(sessions)
-        .where(sessions.c.session_id == session_id)
-        .values(last_active_at=now, ended_at=None, end_reason=None)
+    touched = _TOUCH.run(
+        connection,
+        session_id=session_id,
+        key_id=key_id,
+        client_session_id=client_session_id,
+        created_at=now,
+        last_active_at=now,
     )
+    if touched.rowcount == 0:
+        raise PermissionError("a session belongs to the key that opened it")

@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Select, and_, or_, select, update
+from sqlalchemy import Select, and_, or_, select, update
 
-from openclaw_rl.store.codec import pack_ids
 from openclaw_rl.store.counting import count
-from openclaw_rl.store.database import Database
 from openclaw_rl.store.lineage import add_signal, signals_of
 from openclaw_rl.store.rows import (
-    Fingerprint,
     judgement_from,
     judgement_values,
     request_from,
-    request_values,
     turn_from,
-    turn_values,
 )
 from openclaw_rl.store.schema import judgements, requests, samples, sessions, turns
-from openclaw_rl.store.sessions import touch
+from openclaw_rl.store.served import ServedTurns
+from openclaw_rl.store.transitions import OPEN_REASONS, move_turn, withdraw_sample
 from openclaw_rl.store.verdicts import decided, verdict_of
 from openclaw_rl.types import (
-    TURN_TRANSITIONS,
     Exchange,
     ExclusionReason,
     Judgement,
@@ -37,28 +31,7 @@ from openclaw_rl.types import (
     SignalKind,
     Turn,
     TurnState,
-    TurnType,
-    check_transition,
 )
-
-NO_FINGERPRINT = Fingerprint()
-
-OPEN_REASONS = frozenset({
-    ExclusionReason.NO_NEXT_STATE, ExclusionReason.NO_SIGNAL, ExclusionReason.JUDGE_FAILED,
-    ExclusionReason.JUDGE_TIE, ExclusionReason.TOO_FEW_VALID_VOTES,
-})  # fmt: skip
-"""Reasons that feedback can undo: the answer could be trained, only nobody said anything useful about it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ParentCandidate:
-    """A turn whose messages and answer hash to `context_hash`."""
-
-    turn_id: str
-    session_id: str
-    context_hash: str
-    session_hint: str | None
-    served_at: float
 
 
 def _turn_rows() -> Select[Any]:
@@ -66,161 +39,8 @@ def _turn_rows() -> Select[Any]:
     return select(*requests.c, *own).join(requests, turns.c.turn_id == requests.c.turn_id)
 
 
-def move_turn(
-    connection: Connection,
-    turn_id: str,
-    new: TurnState,
-    *,
-    reason: ExclusionReason | None = None,
-    **values: Any,
-) -> None:
-    """Apply one transition of `TURN_TRANSITIONS` inside the caller's transaction, and count it."""
-    query = select(turns.c.state).where(turns.c.turn_id == turn_id)
-    old = TurnState(connection.execute(query).scalar_one())
-    check_transition(TURN_TRANSITIONS, old, new)
-    if (new is TurnState.EXCLUDED) != (reason is not None):
-        raise ValueError(f"a turn has a reason exactly when it is excluded, got {new}, {reason}")
-    connection.execute(
-        update(turns)
-        .where(turns.c.turn_id == turn_id)
-        .values(state=new.value, state_since=time.time(), reason=reason and reason.value, **values)
-    )
-    if reason is not None:
-        count(connection, f"turns_excluded_{reason.value}")
-
-
-def withdraw_sample(connection: Connection, turn_id: str) -> bool:
-    """Take back a sample that nobody has claimed, so that its turn can be judged anew; False where it is too late."""
-    waiting = (samples.c.turn_id == turn_id) & (samples.c.state == SampleState.READY.value)
-    withdrawn = connection.execute(samples.delete().where(waiting)).rowcount > 0
-    if withdrawn:
-        count(connection, "samples_withdrawn")
-    return withdrawn
-
-
-def _exclude_undelivered(connection: Connection, turn_id: str) -> None:
-    """Exclude an answer that its client asked for again, unless somebody has reacted to it after all."""
-    waiting = (TurnState.SERVED.value, TurnState.AWAITING_NEXT_STATE.value)
-    query = select(turns.c.turn_id).where(turns.c.turn_id == turn_id, turns.c.state.in_(waiting))
-    if connection.execute(query).first() is not None:
-        move_turn(connection, turn_id, TurnState.EXCLUDED, reason=ExclusionReason.NOT_DELIVERED)
-
-
-def _chain_values(connection: Connection, turn: Turn) -> dict[str, Any]:
-    """Whether the prompt is the parent's prompt and response and more, token by token; counted either way.
-
-    Where it is, the two turns can be read as one sequence. Where it is not (a template that drops the thinking of
-    earlier answers, a rewritten call), a new chain starts.
-    """
-    parent_id = turn.request.parent_turn_id
-    query = select(turns.c.chain_id, turns.c.prompt_ids, turns.c.response_ids).where(turns.c.turn_id == parent_id)
-    parent = None if parent_id is None else connection.execute(query).first()
-    if parent is None:
-        return {"chain_id": turn.turn_id, "extends_parent": None}
-    extends = pack_ids(turn.tokens.prompt_ids).startswith(parent.prompt_ids + parent.response_ids)
-    count(connection, "prompts_extending_parent" if extends else "prompts_breaking_chain")
-    return {"chain_id": parent.chain_id if extends else turn.turn_id, "extends_parent": extends}
-
-
-class TurnStore:
+class TurnStore(ServedTurns):
     """Requests as they arrive, turns as they are answered, judgements as they are made."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    # --- serving -------------------------------------------------------------------------------------------
-
-    def record_request(
-        self,
-        request: Request,
-        *,
-        client_session_id: str | None = None,
-        fingerprint: Fingerprint = NO_FINGERPRINT,
-        signals: Sequence[tuple[SignalKind, str]] = (),
-    ) -> None:
-        """Record an arrival, before the engine is asked; creates or reopens its session.
-
-        `signals` are what it shows about earlier answers, as (kind, turn id). An answer that it repeats is excluded:
-        its client does not have it.
-        """
-        with self._database.write() as connection:
-            touch(connection, request.session_id, request.key_id, client_session_id, request.created_at)
-            connection.execute(requests.insert().values(request_values(request, fingerprint)))
-            for kind, about in signals:
-                add_signal(connection, kind, about, request.turn_id, request.created_at)
-            count(connection, "requests")
-            if request.ambiguous:
-                count(connection, "requests_ambiguous")
-            if request.turn_type is TurnType.SIDE:
-                count(connection, f"side_turns_{request.side_rule or 'said_by_client'}")
-            if request.retry_of is not None:
-                count(connection, "requests_retried")
-                _exclude_undelivered(connection, request.retry_of)
-
-    def record_turn(self, turn: Turn, *, context_hash: str) -> None:
-        """Record an answer, before its final chunk is sent. A `session_done` request ends its session here.
-
-        An answer whose client has already asked again is excluded as not delivered.
-        """
-        with self._database.write() as connection:
-            repeated = select(requests.c.turn_id).where(requests.c.retry_of == turn.turn_id)
-            if turn.state is TurnState.SERVED and connection.execute(repeated).first() is not None:
-                turn = replace(turn, state=TurnState.EXCLUDED, reason=ExclusionReason.NOT_DELIVERED)
-            chain = _chain_values(connection, turn)
-            connection.execute(turns.insert().values({**turn_values(turn, context_hash), **chain}))
-            connection.execute(update(requests).where(requests.c.turn_id == turn.turn_id).values(status="served"))
-            ended = {"ended_at": turn.served_at, "end_reason": "session_done"} if turn.request.session_done else {}
-            connection.execute(
-                update(sessions)
-                .where(sessions.c.session_id == turn.request.session_id)
-                .values(last_active_at=turn.served_at, **ended)
-            )
-            count(connection, "turns_served")
-            if turn.reason is not None:  # the gateway knew already that it cannot be trained
-                count(connection, f"turns_excluded_{turn.reason.value}")
-
-    def record_failure(self, turn_id: str, *, status: str, error: str) -> None:
-        """An arrival that got no answer: `failed`, or `cancelled` by its client, which left in the middle of it.
-
-        Where the answer is recorded already, only its end did not reach the client: it counts as undelivered.
-        """
-        if status not in {"failed", "cancelled"}:
-            raise ValueError(f"a request without an answer is failed or cancelled, not {status}")
-        with self._database.write() as connection:
-            open_one = (requests.c.turn_id == turn_id) & (requests.c.status == "open")
-            result = connection.execute(update(requests).where(open_one).values(status=status, error=error))
-            if result.rowcount:
-                count(connection, f"requests_{status}")
-                if status == "cancelled":
-                    add_signal(connection, SignalKind.ABANDONED, turn_id, None, time.time())
-                return
-            unheard = (requests.c.turn_id == turn_id) & (requests.c.status == "served")
-            if connection.execute(update(requests).where(unheard).values(status="undelivered", error=error)).rowcount:
-                count(connection, "requests_undelivered")
-
-    def fail_open(self, *, error: str) -> int:
-        """Fail every request that is still open: a gateway that starts has none, so its predecessor was killed."""
-        with self._database.write() as connection:
-            still_open = update(requests).where(requests.c.status == "open")
-            failed = connection.execute(still_open.values(status="failed", error=error)).rowcount
-            if failed:
-                count(connection, "requests_failed", failed)
-            return failed
-
-    def find_parents(self, key_id: str, context_hashes: Sequence[str]) -> list[ParentCandidate]:
-        """Turns of this key whose context hash is one of these, the latest first."""
-        if not context_hashes:
-            return []
-        query = (
-            select(
-                turns.c.turn_id, turns.c.session_id, turns.c.context_hash, requests.c.session_hint, turns.c.served_at
-            )
-            .join(requests, requests.c.turn_id == turns.c.turn_id)
-            .where(turns.c.key_id == key_id, turns.c.context_hash.in_(context_hashes))
-            .order_by(turns.c.served_at.desc())
-        )
-        with self._database.read() as connection:
-            return [ParentCandidate(**row) for row in connection.execute(query).mappings()]
 
     # --- rollout -------------------------------------------------------------------------------------------
 

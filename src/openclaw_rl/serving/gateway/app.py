@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.protocol import Engine
@@ -35,6 +36,7 @@ from openclaw_rl.types import LoopName
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.5
+CHAT_PATH = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,12 +79,29 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
     chat = ChatEndpoint(config.serving, engine, services.keys, services.keeper, services.recorder, services.load)
-    app.router.routes.append(Route("/v1/chat/completions", endpoint=chat, methods=["POST"]))
+    app.router.routes.append(Route(CHAT_PATH, endpoint=chat, methods=["POST"]))
     _add_routes(app, services)
     _add_error_shape(app)
+    app.add_middleware(ChatFirst, chat=chat)
     if not config.serving.api_keys:
         app.add_middleware(LocalOnly)
     return app
+
+
+class ChatFirst:
+    """ASGI middleware that gives chat requests to their endpoint, past all that FastAPI does for its own routes.
+
+    The endpoint answers for its errors itself. The route that is there too answers for other methods.
+    """
+
+    def __init__(self, app: ASGIApp, chat: ASGIApp) -> None:
+        self._app = app
+        self._chat = chat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        is_chat = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] == CHAT_PATH
+        await (self._chat if is_chat else self._app)(scope, receive, send)
 
 
 def _add_routes(app: FastAPI, services: Services) -> None:

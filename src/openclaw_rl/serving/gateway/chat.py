@@ -120,19 +120,16 @@ class ChatEndpoint:
 
     async def _while_client_listens(self, exchange: Exchange, receive: Receive) -> None:
         """Serve the exchange; cancel that when the client leaves or the gateway stops."""
-        work = asyncio.create_task(self._serve(exchange))
-        leaving = asyncio.create_task(_disconnected(receive))
+        work = asyncio.current_task()
+        assert work is not None
+        watching = asyncio.create_task(_cancel_when_gone(work, exchange, receive))
         try:
-            await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if exchange.outlet.done:  # a complete answer looks like a client that left
-                await asyncio.wait({work})
-            exchange.client_gone = not work.done()
+            await self._serve(exchange)
+        except asyncio.CancelledError:
+            if not exchange.client_gone or work.uncancel() > 0:  # the gateway stops
+                raise
         finally:
-            leaving.cancel()
-            work.cancel()
-            await asyncio.gather(work, leaving, return_exceptions=True)
-        if not work.cancelled():
-            work.result()
+            watching.cancel()
 
     # --- serving -------------------------------------------------------------------------------------------
 
@@ -306,9 +303,13 @@ class _Events:
             await close()
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _cancel_when_gone(work: asyncio.Task[None], exchange: Exchange, receive: Receive) -> None:
+    """Cancel the serving of an exchange once its client has left; a complete answer looks like that, too."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    if not exchange.outlet.done:
+        exchange.client_gone = True
+        work.cancel()
 
 
 async def _send_tokens(

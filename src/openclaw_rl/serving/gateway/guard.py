@@ -13,9 +13,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
+from openclaw_rl.serving.gateway.writer import Writer
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, WORDS, Outage, outage_of
 
@@ -39,43 +39,6 @@ class StoreDown(Exception):
         self.undecided = undecided
 
 
-class _Job(Generic[T]):
-    """One call, which its caller may give up at any moment; a lock decides which of the two was first."""
-
-    def __init__(self, call: Callable[[], T], late: Callable[[Exception | None], None] | None) -> None:
-        self._call = call
-        self._late = late
-        self._lock = threading.Lock()
-        self._begun = self._done = self._given_up = False
-
-    def run(self) -> T:
-        with self._lock:
-            if self._given_up:
-                raise StoreDown(Outage.TOO_SLOW)
-            self._begun = True
-        try:
-            result = self._call()
-        except Exception as error:
-            self._end(error)
-            raise
-        self._end(None)
-        return result
-
-    def _end(self, error: Exception | None) -> None:
-        with self._lock:
-            self._done, given_up = True, self._given_up
-        if given_up and self._late is not None:
-            self._late(error)
-
-    def give_up(self) -> StoreDown | None:
-        """What to tell the caller; None where the call is done after all."""
-        with self._lock:
-            if self._done:
-                return None
-            self._given_up = True
-            return StoreDown(Outage.TOO_SLOW, undecided=self._begun)
-
-
 class StoreGuard:
     """The only way of the gateway to write to the record."""
 
@@ -84,11 +47,10 @@ class StoreGuard:
         self._store = store
         self._recover = recover
         self._deadline_s = store.patience_s + GRACE_S
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
+        self._writer = Writer(store, refusal=self._refusal, translated=self._translated)
         self._lock = threading.Lock()
         self._problem: Outage | None = None
         self._since: float | None = None
-        self._moved_at = 0.0  # monotonic: when a call last ended
         self._lost: Counter[str] = Counter()
         self._unsaved: Counter[str] = Counter()
 
@@ -121,7 +83,7 @@ class StoreGuard:
             self._unsaved[name] += 1
 
     async def run(self, call: Callable[[], T], late: Callable[[Exception | None], None] | None = None) -> T:
-        """Make a call on the guard's thread; a caller that is cancelled does not take it along.
+        """Make a call on the guard's thread, in a transaction; a caller that is cancelled does not take it along.
 
         `late` is called on that thread where the call ended, with that error or well, after it was given up.
 
@@ -131,18 +93,17 @@ class StoreGuard:
         """
         if self._problem is not None:
             raise StoreDown(self._problem)
-        job = _Job(call, late)
-        future = asyncio.get_running_loop().run_in_executor(self._executor, self._work, job)
-        future.add_done_callback(_retrieve)  # its caller may be gone
+        job = self._writer.submit(call, late)
         begun = time.monotonic()
         while True:
-            patience_s = max(begun, self._moved_at) + self._deadline_s - time.monotonic()
-            if patience_s <= 0 and (down := job.give_up()) is not None:
-                self._broken(down.outage)
-                raise down
-            done, _ = await asyncio.wait({future}, timeout=max(0.0, patience_s))
+            patience_s = max(begun, self._writer.moved_at) + self._deadline_s - time.monotonic()
+            if patience_s <= 0 and (undecided := job.give_up()) is not None:
+                self._broken(Outage.TOO_SLOW)
+                raise StoreDown(Outage.TOO_SLOW, undecided=undecided)
+            done, _ = await asyncio.wait({job.done}, timeout=max(0.0, patience_s))
             if done:
-                return future.result()
+                result: T = job.done.result()
+                return result
 
     async def watch(self) -> None:
         """Until cancelled: while the record is down, find out whether it is back."""
@@ -153,27 +114,25 @@ class StoreGuard:
 
     async def probe(self) -> None:
         """Look once whether the record is back; what was counted is then in it."""
-        future = asyncio.get_running_loop().run_in_executor(self._executor, self._probe)
-        future.add_done_callback(_retrieve)
-        await asyncio.shield(future)
+        await self._writer.alone(self._probe)
 
     async def close(self) -> None:
         """Do what is queued, then stop."""
-        await asyncio.to_thread(self._executor.shutdown, wait=True)
+        await self._writer.close()
 
-    def _work(self, job: _Job[T]) -> T:
-        if self._problem is not None:  # since it was queued
-            raise StoreDown(self._problem)
-        try:
-            return job.run()
-        except STORE_ERRORS as error:
-            outage = outage_of(error)
-            if outage is None:
-                raise
-            self._broken(outage)
-            raise StoreDown(outage) from error
-        finally:
-            self._moved_at = time.monotonic()
+    def _refusal(self) -> StoreDown | None:
+        """Why what was queued is not done: the record broke since."""
+        return None if self._problem is None else StoreDown(self._problem)
+
+    def _translated(self, error: Exception) -> Exception:
+        """What a caller gets for an error; one that shows that the record is down says so to all that follow, too."""
+        outage = outage_of(error) if isinstance(error, STORE_ERRORS) else None
+        if outage is None:
+            return error
+        self._broken(outage)
+        down = StoreDown(outage)
+        down.__cause__ = error
+        return down
 
     def _probe(self) -> None:
         try:
@@ -208,8 +167,3 @@ class StoreGuard:
                 self._since = time.time()
         if first:
             logger.error("the record cannot be written: %s (%s)", WORDS[outage], outage.value)
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    if not future.cancelled():
-        future.exception()

@@ -253,10 +253,14 @@ class Recorder:
         session_id: str | None,
         fingerprint: Fingerprint,
     ) -> Lineage:
-        if not prefixes:
-            return NO_LINEAGE
-        candidates = self._store.turns.find_parents(arrival.key_id, [digest for _, digest in prefixes])
-        return resolve(plain, prefixes, candidates, session_id=session_id, session_hint=fingerprint.session_hint)
+        """Where the messages belong. The last answer among them decides nearly always, so it is asked for first."""
+        digests = [digest for _, digest in reversed(prefixes)]
+        for asked in filter(None, (digests[:1], digests[1:])):
+            candidates = self._store.turns.find_parents(arrival.key_id, asked)
+            found = resolve(plain, prefixes, candidates, session_id=session_id, session_hint=fingerprint.session_hint)
+            if found is not NO_LINEAGE:
+                return found
+        return NO_LINEAGE
 
     def _place(
         self,

@@ -63,6 +63,7 @@ async def serve(config: Config, store: Store, engine: Engine, stop: threading.Ev
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # nobody asks for the client's address
             timeout_graceful_shutdown=max(1, int(config.supervisor.shutdown_timeout_s * _SHARE_OF_SHUTDOWN)),
         )
     )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx
-
+from openclaw_rl import fast_json
 from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded import wire
+from openclaw_rl.serving.engines.embedded.connections import ConnectFailed, ConnectionLost, Connections, Exchange
 from openclaw_rl.serving.engines.protocol import (
     ChatEvent,
     ChatRequest,
@@ -26,30 +27,20 @@ from openclaw_rl.types import Message, PolicyVersion
 
 _CONNECT_S = 5.0
 _QUICK_S = 10.0
+_HTTP_ERRORS = (ConnectFailed, ConnectionLost, TimeoutError)
 _CAPABILITIES = EngineCapabilities(token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True)
 
 
 class EmbeddedEngine:
-    """Implements `Engine` for the gateway, the judge and the trainer."""
+    """Implements `Engine` for the gateway, the judge and the trainer; for one event loop."""
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        request_timeout_s: float = 600.0,
-        load_timeout_s: float = 120.0,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self._request_timeout = httpx.Timeout(request_timeout_s, connect=_CONNECT_S)
-        self._load_timeout = httpx.Timeout(load_timeout_s, connect=_CONNECT_S)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-        self._http = httpx.AsyncClient(
-            base_url=base_url,
-            timeout=httpx.Timeout(_QUICK_S, connect=_CONNECT_S),
-            limits=limits,
-            transport=transport,
-            trust_env=False,
-        )
+    def __init__(self, base_url: str, *, request_timeout_s: float = 600.0, load_timeout_s: float = 120.0) -> None:
+        address = urlsplit(base_url)
+        if address.scheme != "http" or address.hostname is None or address.port is None:
+            raise ValueError(f"an engine is at http://HOST:PORT, not {base_url}")
+        self._request_timeout_s = request_timeout_s
+        self._load_timeout_s = load_timeout_s
+        self._connections = Connections(address.hostname, address.port, connect_timeout_s=_CONNECT_S)
 
     @classmethod
     def from_config(cls, config: Config) -> EmbeddedEngine:
@@ -71,16 +62,16 @@ class EmbeddedEngine:
         Raises:
             EngineError: and its subclasses, as the engine says; EngineUnavailable when it cannot be reached.
         """
-        body = wire.chat_request_to_json(request)
+        body = fast_json.dumps(wire.chat_request_to_json(request))
         finished = False
         try:
-            async with self._http.stream("POST", "/chat", json=body, timeout=self._request_timeout) as response:
-                await _check(response)
-                async for line in response.aiter_lines():
-                    event = wire.event_from_json(_parse(line))
-                    finished = isinstance(event, Finished)
-                    yield event
-        except httpx.HTTPError as error:
+            async with self._connections.exchange("POST", "/chat", body, timeout_s=self._request_timeout_s) as answer:
+                await _check(answer)
+                async for lines in _lines(answer):
+                    for event in wire.events_from_lines(lines):
+                        finished = isinstance(event, Finished)
+                        yield event
+        except _HTTP_ERRORS as error:
             raise _unreachable(error) from error
         if not finished:
             raise EngineError("the engine ended the answer without finishing it")
@@ -94,12 +85,12 @@ class EmbeddedEngine:
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Log-probabilities of given tokens."""
-        body = await self._post("/score", wire.score_request_to_json(request), self._request_timeout)
+        body = await self._post("/score", wire.score_request_to_json(request), self._request_timeout_s)
         return ScoreResult(logprobs=tuple(body["logprobs"]))
 
     async def load_version(self, version: PolicyVersion) -> None:
         """Load a version; returns when requests may ask for it."""
-        await self._post("/versions/load", {"version": version.version, "path": version.path}, self._load_timeout)
+        await self._post("/versions/load", {"version": version.version, "path": version.path}, self._load_timeout_s)
 
     async def unload_version(self, version: int) -> None:
         """Unload a version as soon as no request uses it; returns at once."""
@@ -111,46 +102,44 @@ class EmbeddedEngine:
         Raises:
             EngineUnavailable: it cannot be reached.
         """
-        try:
-            response = await self._http.get("/health")
-            await _check(response)
-        except httpx.HTTPError as error:
-            raise _unreachable(error) from error
-        return wire.health_from_json(_parse(response.text))
+        return wire.health_from_json(await self._ask("GET", "/health", b"", _QUICK_S))
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._http.aclose()
+        self._connections.close()
 
-    async def _post(self, path: str, body: Mapping[str, Any], timeout: httpx.Timeout | None = None) -> dict[str, Any]:
+    async def _post(self, path: str, body: Mapping[str, Any], timeout_s: float = _QUICK_S) -> dict[str, Any]:
+        return await self._ask("POST", path, fast_json.dumps(body), timeout_s)
+
+    async def _ask(self, method: str, path: str, body: bytes, timeout_s: float) -> dict[str, Any]:
         try:
-            response = await self._http.post(path, json=body, timeout=timeout or self._http.timeout)
-            await _check(response)
-        except httpx.HTTPError as error:
+            async with self._connections.exchange(method, path, body, timeout_s=timeout_s) as answer:
+                await _check(answer)
+                return wire.parse_object(await answer.read_all())
+        except _HTTP_ERRORS as error:
             raise _unreachable(error) from error
-        return _parse(response.text)
 
 
-async def _check(response: httpx.Response) -> None:
-    if response.status_code != httpx.codes.OK:
-        await response.aread()
-        raise wire.error_from_json(_parse(response.text))
+async def _lines(answer: Exchange) -> AsyncIterator[list[bytes]]:
+    """The lines of an NDJSON body: each time those that have become whole."""
+    rest = b""
+    while data := await answer.read():
+        *lines, rest = (rest + data).split(b"\n")
+        if lines:
+            yield lines
+    if rest:
+        yield [rest]
 
 
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise EngineError("the engine answered with something that is not JSON") from error
-    if not isinstance(body, dict):
-        raise EngineError("the engine answered with JSON that is no object")
-    return body
+async def _check(answer: Exchange) -> None:
+    if answer.status != HTTPStatus.OK:
+        raise wire.error_from_json(wire.parse_object(await answer.read_all()))
 
 
-def _unreachable(error: httpx.HTTPError) -> EngineError:
+def _unreachable(error: Exception) -> EngineError:
     """Never reached, or refused: worth another try. Lost in the middle of an answer, or too late: not the same."""
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
+    if isinstance(error, ConnectFailed):
         return EngineUnavailable("the engine cannot be reached")
-    if isinstance(error, httpx.TimeoutException):
+    if isinstance(error, TimeoutError):
         return EngineError("the engine took too long")
-    return EngineUnavailable(f"the connection to the engine was lost ({type(error).__name__})")
+    return EngineUnavailable("the connection to the engine was lost")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from openclaw_rl import fast_json
 from openclaw_rl.serving.engines.protocol import (
     ChatEvent,
     ChatRequest,
@@ -25,12 +26,19 @@ from openclaw_rl.types import FinishReason, SamplingParams
 
 Json = dict[str, Any]
 
+_SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
 _ERRORS: tuple[type[EngineError], ...] = (EngineError, EngineUnavailable, EngineOverloaded)
 
 
 def chat_request_to_json(request: ChatRequest) -> Json:
-    """The body of POST /chat."""
-    return dataclasses.asdict(request)
+    """The body of POST /chat; the messages themselves, not copies."""
+    return {
+        "request_id": request.request_id,
+        "messages": request.messages,
+        "tools": request.tools,
+        "sampling": {name: getattr(request.sampling, name) for name in _SAMPLING},
+        "version": request.version,
+    }
 
 
 def chat_request_from_json(body: Mapping[str, Any]) -> ChatRequest:
@@ -81,6 +89,70 @@ def event_to_line(event: ChatEvent) -> str:
     return json.dumps({"event": names[type(event)], **dataclasses.asdict(event)}, ensure_ascii=False) + "\n"
 
 
+def parse_object(data: bytes) -> Json:
+    """The JSON object in `data`.
+
+    Raises:
+        EngineError: it is none.
+    """
+    try:
+        body = fast_json.loads(data)
+    except ValueError as error:
+        raise EngineError("the engine answered with something that is not JSON") from error
+    if not isinstance(body, dict):
+        raise EngineError("the engine answered with JSON that is no object")
+    return body
+
+
+def events_from_lines(lines: Sequence[bytes]) -> Iterator[ChatEvent]:
+    """The events in lines that arrived together. Tokens that did are one event: nobody could have seen them apart.
+
+    Raises:
+        EngineError: a line carries an error, or is none that we know; after the events before it.
+    """
+    drawn: list[Json] = []
+    for body in map(parse_object, lines):
+        if body.get("event") == "tokens_drawn":
+            drawn.append(body)
+            continue
+        if drawn:
+            yield _tokens_drawn(drawn)
+            drawn = []
+        yield event_from_json(body)
+    if drawn:
+        yield _tokens_drawn(drawn)
+
+
+def _tokens_drawn(bodies: Sequence[Json]) -> TokensDrawn:
+    """One event of all the tokens in these."""
+    try:
+        kept = [_kept(body.get("kept")) for body in bodies]
+        told = any(of_one is not None for of_one in kept)
+        return TokensDrawn(
+            ids=tuple([token for body in bodies for token in body["ids"]]),
+            logprobs=tuple([logprob for body in bodies for logprob in body["logprobs"]]),
+            versions=tuple([version for body in bodies for version in body["versions"]]),
+            text="".join([body["text"] for body in bodies]),
+            tool_calls=tuple([call for body in bodies for call in body["tool_calls"]]),
+            kept=_all_kept(bodies, kept) if told else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(f"the engine sent a broken event: {error}") from error
+
+
+def _all_kept(
+    bodies: Sequence[Json], kept: Sequence[tuple[tuple[int, ...] | None, ...] | None]
+) -> tuple[tuple[int, ...] | None, ...]:
+    """The kept sets of all tokens: unknown (None) for those of an event that does not tell."""
+    return tuple(
+        [
+            one
+            for body, of_one in zip(bodies, kept, strict=True)
+            for one in ([None] * len(body["ids"]) if of_one is None else of_one)
+        ]
+    )
+
+
 def event_from_json(body: Mapping[str, Any]) -> ChatEvent:
     """The event in one line; an error line raises what the server raised.
 
@@ -94,14 +166,7 @@ def event_from_json(body: Mapping[str, Any]) -> ChatEvent:
         if kind == "prompt_read":
             return PromptRead(prompt_ids=tuple(body["prompt_ids"]))
         if kind == "tokens_drawn":
-            return TokensDrawn(
-                ids=tuple(body["ids"]),
-                logprobs=tuple(body["logprobs"]),
-                versions=tuple(body["versions"]),
-                text=body["text"],
-                tool_calls=tuple(body["tool_calls"]),
-                kept=_kept(body.get("kept")),
-            )
+            return _tokens_drawn([dict(body)])
         if kind == "finished":
             return Finished(
                 finish_reason=FinishReason(body["finish_reason"]),

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl import fast_json
 from openclaw_rl.serving.gateway.dialects import checks
 from openclaw_rl.serving.gateway.dialects.openai_messages import parse_messages, parse_tools
 from openclaw_rl.serving.gateway.errors import bad_request
@@ -281,7 +282,7 @@ def render_completion(
         "finish_reason": _FINISH[finish_reason],
     }
     body = {**_shared(head, "chat.completion"), "choices": [choice], "usage": _usage(usage)}
-    return json.dumps(body).encode()
+    return fast_json.dumps(body)
 
 
 def render_chunk(
@@ -305,7 +306,7 @@ def render_chunk(
     }]  # fmt: skip
     if include_usage:
         body["usage"] = None if usage is None else _usage(usage)
-    return b"data: " + json.dumps(body).encode() + b"\n\n"
+    return b"data: " + fast_json.dumps(body) + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"

@@ -11,6 +11,7 @@ from openclaw_rl.serving.gateway.errors import bad_request
 from openclaw_rl.types import Message
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+_PLAIN_ROLES = ("system", "developer", "user", "assistant")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 # Fields that clients send back with an answer, or put there for other servers; they change nothing here.
@@ -43,8 +44,16 @@ def parse_messages(value: Any, path: str = "messages") -> tuple[Message, ...]:
     if not messages:
         raise bad_request(path, f"{path} must hold at least one message.")
     for index, message in enumerate(messages):
-        _check_message(message, f"{path}[{index}]")
+        if not _is_plain(message):
+            _check_message(message, f"{path}[{index}]")
     return tuple(messages)
+
+
+def _is_plain(message: Any) -> bool:
+    """Whether it is just a role and a text, as most are: nothing can be wrong with it."""
+    if not isinstance(message, dict) or len(message) != 2:
+        return False
+    return isinstance(message.get("content"), str) and message.get("role") in _PLAIN_ROLES
 
 
 def _check_message(message: Any, path: str) -> None:
