@@ -18,6 +18,7 @@ from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
 from openclaw_rl.rollout.retries import RetrySearch, find_retry
 from openclaw_rl.rollout.samples import build_sample, kept_sample
 from openclaw_rl.store import Store
+from openclaw_rl.store.turns import TurnGone
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import Judgement, LoopName, Sample, SignalKind, Turn, TurnState
 
@@ -34,7 +35,7 @@ def classify_served(store: Store, config: Config, _now: float) -> int:
     """`served` → `awaiting_next_state`, or `excluded` where the turn could never be trained."""
     served = store.turns.in_state(TurnState.SERVED)
     for turn in served:
-        reason = exclusion_of(turn, policy_name=config.model.served_name)
+        reason = exclusion_of(turn, policy_name=config.model.served_name, method=config.training.method)
         new = TurnState.AWAITING_NEXT_STATE if reason is None else TurnState.EXCLUDED
         store.turns.move(turn.turn_id, new, reason=reason)
     return len(served)
@@ -116,8 +117,17 @@ STEPS: Mapping[str, Step] = {
 
 
 def run_pass(store: Store, config: Config, now: float) -> dict[str, int]:
-    """Run every step once; how many each moved. All 0 means that there was nothing to do."""
-    return {name: step(store, config, now) for name, step in STEPS.items()}
+    """Run every step once; how many each moved. All 0 means that there was nothing to do.
+
+    A step whose turn is deleted under its hands ends there; the next pass does what it left.
+    """
+    moved: dict[str, int] = {}
+    for name, step in STEPS.items():
+        try:
+            moved[name] = step(store, config, now)
+        except TurnGone:
+            moved[name] = 1
+    return moved
 
 
 def run(config: Config, stop: threading.Event) -> None:
@@ -144,7 +154,7 @@ def run(config: Config, stop: threading.Event) -> None:
 
 
 def _retry_of(store: Store, config: Config, turn: Turn, judgement: Judgement) -> RetrySearch:
-    if not config.rollout.accepted_retry:
+    if not config.rollout.accepted_retry or turn.reconstructed:
         return RetrySearch()
     return find_retry(turn, judgement, store.turns.exchange)
 

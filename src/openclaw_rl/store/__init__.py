@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from openclaw_rl.store.archive import ArchiveStore
 from openclaw_rl.store.database import Database
+from openclaw_rl.store.erasure import ErasureStore
 from openclaw_rl.store.feedback import FeedbackStore
 from openclaw_rl.store.lineage import LineageStore
 from openclaw_rl.store.samples import SampleStore
@@ -17,7 +19,7 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in seven rooms that share one database. Every method of a room is one transaction."""
+    """The record, in nine rooms that share one database. Every method of a room is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -28,6 +30,8 @@ class Store:
         self.samples = SampleStore(database)
         self.versions = VersionStore(database)
         self.status = StatusStore(database)
+        self.archive = ArchiveStore(database)
+        self.erasure = ErasureStore(database)
 
     @classmethod
     def open(cls, path: Path) -> Store:

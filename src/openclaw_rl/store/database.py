@@ -45,6 +45,17 @@ class Database:
         with self._engine.connect().execution_options(immediate=True) as connection, connection.begin():
             yield connection
 
+    @contextmanager
+    def bare(self) -> Iterator[sqlite3.Cursor]:
+        """A cursor outside any transaction, for what SQLite does to the whole file."""
+        connection = self._engine.raw_connection()
+        try:
+            cursor: sqlite3.Cursor = connection.cursor()
+            yield cursor
+            cursor.close()
+        finally:
+            connection.close()
+
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()

@@ -66,6 +66,10 @@ def _turn_rows() -> Select[Any]:
     return select(*requests.c, *own).join(requests, turns.c.turn_id == requests.c.turn_id)
 
 
+class TurnGone(LookupError):
+    """The turn was deleted with its session a moment ago."""
+
+
 def move_turn(
     connection: Connection,
     turn_id: str,
@@ -74,9 +78,13 @@ def move_turn(
     reason: ExclusionReason | None = None,
     **values: Any,
 ) -> None:
-    """Apply one transition of `TURN_TRANSITIONS` inside the caller's transaction, and count it."""
-    query = select(turns.c.state).where(turns.c.turn_id == turn_id)
-    old = TurnState(connection.execute(query).scalar_one())
+    """Apply one transition of `TURN_TRANSITIONS` inside the caller's transaction, and count it.
+
+    Raises:
+        TurnGone: there is no such turn any more.
+        InvalidTransition: the table does not hold the change.
+    """
+    old = _state_of(connection, turn_id)
     check_transition(TURN_TRANSITIONS, old, new)
     if (new is TurnState.EXCLUDED) != (reason is not None):
         raise ValueError(f"a turn has a reason exactly when it is excluded, got {new}, {reason}")
@@ -87,6 +95,13 @@ def move_turn(
     )
     if reason is not None:
         count(connection, f"turns_excluded_{reason.value}")
+
+
+def _state_of(connection: Connection, turn_id: str) -> TurnState:
+    found = connection.execute(select(turns.c.state).where(turns.c.turn_id == turn_id)).scalar()
+    if found is None:
+        raise TurnGone(turn_id)
+    return TurnState(found)
 
 
 def withdraw_sample(connection: Connection, turn_id: str) -> bool:
@@ -319,8 +334,7 @@ class TurnStore:
     def set_next_state(self, turn_id: str, next_turn_id: str, messages: Sequence[Message]) -> None:
         """Give a turn its next state and send it to the judge; not if a trainer has claimed its sample meanwhile."""
         with self._database.write() as connection:
-            query = select(turns.c.state).where(turns.c.turn_id == turn_id)
-            sampled = connection.execute(query).scalar_one() == TurnState.SAMPLED.value
+            sampled = _state_of(connection, turn_id) is TurnState.SAMPLED
             if sampled and not withdraw_sample(connection, turn_id):
                 return
             move_turn(
@@ -395,12 +409,17 @@ class TurnStore:
     def record_judgement(self, judgement: Judgement) -> None:
         """Keep a judgement; rollout turns it into a sample, or the turn is excluded.
 
-        Its time is never before the turn went to the judge, or a clock set back in between would hide it.
+        Its time is never before the turn went to the judge, or a clock set back in between would hide it. Nothing is
+        kept of a turn that was deleted while it was being judged.
         """
         query = select(turns.c.state_since).where(turns.c.turn_id == judgement.turn_id)
         with self._database.write() as connection:
+            since = connection.execute(query).scalar()
+            if since is None:
+                count(connection, "judgements_of_deleted_turns")
+                return
             values = judgement_values(judgement)
-            values["created_at"] = max(values["created_at"], connection.execute(query).scalar() or 0.0)
+            values["created_at"] = max(values["created_at"], since)
             connection.execute(judgements.insert().values(values))
             count(connection, "judgements")
             if judgement.outcome is not JudgementOutcome.SCORED:
