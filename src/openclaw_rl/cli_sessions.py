@@ -1,6 +1,7 @@
 """`openclaw-rl sessions`: what is recorded of conversations, listed, shown, exported, imported and deleted.
 
-It works on the run directory, whether or not the deployment is up. What takes long to import is imported by its command.
+It works on the run directory, whether or not the deployment is up. What takes long to import is imported by its
+command.
 """
 
 from __future__ import annotations

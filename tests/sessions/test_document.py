@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.config import Config
-from openclaw_rl.sessions.document import DocumentError, from_document
 from openclaw_rl.sessions.document import _PACKED as PACKED
+from openclaw_rl.sessions.document import DocumentError, from_document
 from openclaw_rl.store import Store, codec
 from openclaw_rl.store.archive import SessionRows
 from openclaw_rl.types import NO_VERSION

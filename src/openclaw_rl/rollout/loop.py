@@ -15,6 +15,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.rollout.classify import exclusion_of
 from openclaw_rl.rollout.next_state import next_state_of
 from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
+from openclaw_rl.rollout.records import ConversationRecords
 from openclaw_rl.rollout.retries import RetrySearch, find_retry
 from openclaw_rl.rollout.samples import build_sample, kept_sample
 from openclaw_rl.store import Store
@@ -134,12 +135,14 @@ def run(config: Config, stop: threading.Event) -> None:
     """Run passes each `rollout.poll_interval_s` until `stop` is set; report, and warn when nothing moves."""
     store = Store.open(config.store_path)
     reporter = LoopReporter(store, LoopName.ROLLOUT)
+    records = ConversationRecords(store, config)
     watch = StallWatch(config.rollout.warn_after_s, time.time())
     reported_at = 0.0
     try:
         while not stop.is_set():
             now = time.time()
             moved = run_pass(store, config, now)
+            moved["writing records"] = records.write_due(now)
             if any(moved.values()):
                 watch.moved(now)
             if now - reported_at >= REPORT_INTERVAL_S:

@@ -67,9 +67,10 @@ def conversation(rows: SessionRows, keys: Mapping[str, str]) -> str:
     """One session, turn by turn: what was asked, answered, and said of the answer."""
     session = rows.session
     ended = f"ended {moment(session['ended_at'])} ({session['end_reason']})" if session["ended_at"] else "open"
+    owner = keys.get(session["key_id"], session["key_id"])
     head = [
         f"session {session['session_id']}",
-        f"  client's name: {session['client_session_id'] or '-'}; key: {keys.get(session['key_id'], session['key_id'])}",
+        f"  client's name: {session['client_session_id'] or '-'}; key: {owner}",
         f"  opened {moment(session['created_at'])}, last active {moment(session['last_active_at'])}, {ended}",
     ]
     parts = ["\n".join(head)]

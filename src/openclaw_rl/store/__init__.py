@@ -9,6 +9,7 @@ from openclaw_rl.store.database import Database
 from openclaw_rl.store.erasure import ErasureStore
 from openclaw_rl.store.feedback import FeedbackStore
 from openclaw_rl.store.lineage import LineageStore
+from openclaw_rl.store.recording import RecordingStore
 from openclaw_rl.store.samples import SampleStore
 from openclaw_rl.store.sessions import SessionStore
 from openclaw_rl.store.status import StatusStore
@@ -19,7 +20,7 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in nine rooms that share one database. Every method of a room is one transaction."""
+    """The record, in ten rooms that share one database. Every method of a room is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -32,6 +33,7 @@ class Store:
         self.status = StatusStore(database)
         self.archive = ArchiveStore(database)
         self.erasure = ErasureStore(database)
+        self.recording = RecordingStore(database)
 
     @classmethod
     def open(cls, path: Path) -> Store:

@@ -1,6 +1,7 @@
 """Whole sessions as they lie in the record: listed, read for a person or an export, and put back.
 
-Rows are kept as dictionaries by column, so that a column that the schema gains is exported and imported with the rest.
+Rows are kept as dictionaries by column, so that a column that the schema gains is exported and imported with the
+rest.
 """
 
 from __future__ import annotations
