@@ -1,7 +1,7 @@
 """Conversation records (`records.enabled`): a line of JSON for each turn that was served, and for each judgement.
 
-The rollout loop writes them, from what is committed. Lines are on disk before the store notes that they are; a process
-that is killed in between finds them in the newest files when it starts again, and writes none twice.
+The rollout loop writes them, from what is committed. Lines are on disk before the store notes that they are; a
+process that is killed in between finds them in the newest files when it starts again, and writes none twice.
 """
 
 from __future__ import annotations
