@@ -86,7 +86,7 @@ def dry(command: str, *prints: str) -> Run:
 OLD = next(
     block.text.strip() for block in all_blocks() if block.page == "05-your-data.md" and block.language == "text"
 )
-NAMED = '{"session_id": "my-chat", "messages": [{"role": "user", "content": "Hm?"}, {"role": "assistant", "content": "Hm."}]}'
+NAMED = '{"session_id": "my-chat", "turns": [{"type": "main", "prompt": "Hm?", "response": "Hm."}]}'
 
 
 def on_reacting(command: str, *prints: str) -> Run:
@@ -146,7 +146,8 @@ COMMANDS: dict[str, Entry] = {
         prints=("lines to sessions.jsonl",), needs_reaction=True
     ),
     "openclaw-rl sessions export my-chat --format trajectory": on_reacting(
-        "openclaw-rl sessions export my-chat --format trajectory", '{"session_id": "reacting", "turns": [{"type": "main"'
+        "openclaw-rl sessions export my-chat --format trajectory",
+        '{"session_id": "reacting", "turns": [{"type": "main"',
     ),
     "openclaw-rl sessions export my-chat --format messages --output messages.jsonl": on_reacting(
         "openclaw-rl sessions export my-chat --format messages --output messages.jsonl", "wrote 1 lines"
