@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from sqlalchemy import Connection, Engine, create_engine, event
 
@@ -50,7 +51,7 @@ class Database:
         """A cursor outside any transaction, for what SQLite does to the whole file."""
         connection = self._engine.raw_connection()
         try:
-            cursor: sqlite3.Cursor = connection.cursor()
+            cursor = cast(sqlite3.Cursor, connection.cursor())
             yield cursor
             cursor.close()
         finally:

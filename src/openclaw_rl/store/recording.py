@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import RowMapping, func, select, update
 
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.schema import counters, judgements, recorded, requests, sessions, turns
 
-Row = Mapping[str, Any]
+Row = RowMapping
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
