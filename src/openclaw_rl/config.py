@@ -317,6 +317,19 @@ class TrainingConfig(Section):
         return self
 
 
+class RecordsConfig(Section):
+    """Conversation records: a JSONL line for each turn that was served and for each judgement. The store has it all;
+    these are for whoever wants files."""
+
+    enabled: bool = False
+    path: Path | None = None
+    """The directory they are in; None: `records` in the run directory."""
+    max_bytes: Annotated[int, Field(ge=4096)] = 67_108_864
+    """A file that would grow beyond this is rotated."""
+    keep: Annotated[int, Field(ge=0)] = 10
+    """Rotated files kept beside the newest; older ones are removed."""
+
+
 class SupervisorConfig(Section):
     """How `openclaw-rl up` keeps the loops alive."""
 
@@ -337,6 +350,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     judge: JudgeConfig = JudgeConfig()
     training: TrainingConfig = TrainingConfig()
+    records: RecordsConfig = RecordsConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
 
     @model_validator(mode="after")
@@ -357,6 +371,11 @@ class Config(Section):
     def checkpoints_dir(self) -> Path:
         """One directory per committed step."""
         return self.run_dir / "checkpoints"
+
+    @property
+    def records_dir(self) -> Path:
+        """Where conversation records are, if there are any."""
+        return self.run_dir / "records" if self.records.path is None else self.records.path.expanduser()
 
     @property
     def logs_dir(self) -> Path:

@@ -22,6 +22,9 @@ HUMAN = "human"
 BASE_VERSION = 0
 """The policy version of the untrained base: the adapter switched off."""
 
+NO_VERSION = 2**32 - 1
+"""Stands in `TokenRecord.versions` for a token that no version drew: it was made from an imported text."""
+
 
 # --- states ------------------------------------------------------------------------------------------------
 
@@ -139,6 +142,8 @@ class ExclusionReason(StrEnum):
     JUDGE_TIE = "judge_tie"
     TOO_FEW_VALID_VOTES = "too_few_valid_votes"
     NO_SIGNAL = "no_signal"
+    RECONSTRUCTED = "reconstructed"
+    NOT_TRAINABLE = "not_trainable"
 
 
 class JudgementOutcome(StrEnum):
@@ -241,12 +246,17 @@ class TokenRecord:
             kept is not None and token in kept for token, kept in zip(self.response_ids, self.kept, strict=True)
         )
 
-    def untrainable_reason(self) -> ExclusionReason | None:
-        """The reason why these tokens cannot be trained, or None."""
+    def untrainable_reason(self, *, reconstructed: bool = False) -> ExclusionReason | None:
+        """The reason why these tokens cannot be trained, or None.
+
+        Where they are `reconstructed` they are distilled from only, which asks for no log-probability.
+        """
         if not self.response_ids:
             return ExclusionReason.EMPTY_RESPONSE
         if not self.prompt_ids:
             return ExclusionReason.MISSING_TOKEN_IDS
+        if reconstructed:
+            return None
         if any(logprob is None for logprob in self.logprobs):
             return ExclusionReason.MISSING_LOGPROBS
         if not all(math.isfinite(logprob) for logprob in self.logprobs if logprob is not None):
@@ -301,6 +311,9 @@ class Turn:
     """One request answered by the policy; `next_state` is what the client sent after the answer.
 
     `signals` are there in a turn that was claimed for judging; elsewhere they are not looked up.
+
+    `reconstructed`: the conversation was imported, and no policy of this deployment drew these tokens. They are
+    distilled from only: log-probabilities that somebody else's policy had, or none, make no ratio.
     """
 
     request: Request
@@ -312,6 +325,7 @@ class Turn:
     reason: ExclusionReason | None = None
     next_state: tuple[Message, ...] | None = None
     signals: tuple[Signal, ...] = ()
+    reconstructed: bool = False
     served_at: float
 
     def __post_init__(self) -> None:
@@ -389,6 +403,7 @@ class Sample:
 
     At least one of `reward` (in [-1, 1]) and `hint` is present; each loss term exists only where its signal does.
     `retry` says that this very response, an accepted second try, is also a demonstration for the first prompt.
+    A `reconstructed` one (see `Turn`) has a hint and nothing else.
     """
 
     turn_id: str
@@ -401,23 +416,33 @@ class Sample:
     reward: float | None
     hint: str | None
     retry: RetryDemonstration | None = None
+    reconstructed: bool = False
     created_at: float
 
     def __post_init__(self) -> None:
+        if self.reconstructed and (self.reward is not None or self.retry is not None):
+            raise ValueError("a reconstructed sample is distilled from only: no reward, no retry")
         if self.reward is None and self.hint is None and self.retry is None:
             raise ValueError("a sample has a reward, a hint or a retry")
         if self.retry is not None and self.retry.turn_id != self.turn_id:
             raise ValueError("a retry rides on the sample of the turn that was accepted")
-        reason = self.tokens.untrainable_reason()
+        reason = self.tokens.untrainable_reason(reconstructed=self.reconstructed)
         if reason is not None:
             raise ValueError(f"these tokens cannot be trained: {reason}")
-        if self.sampling.truncated and not self.tokens.kept_sets_known:
+        if self.sampling.truncated and not self.reconstructed and not self.tokens.kept_sets_known:
             raise ValueError("tokens drawn from a part of the vocabulary need that part")
 
     @property
     def logprobs(self) -> tuple[float, ...]:
-        """The engine's log-probabilities, all present: the constructor saw to that."""
+        """The engine's log-probabilities [R]: all there, the constructor saw to that; all NaN where reconstructed."""
+        if self.reconstructed:
+            return (math.nan,) * len(self.tokens.response_ids)
         return tuple(logprob for logprob in self.tokens.logprobs if logprob is not None)
+
+    @property
+    def version(self) -> int | None:
+        """The version that drew the first token, by which staleness is measured; None where reconstructed."""
+        return None if self.reconstructed else self.tokens.versions[0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,6 +49,7 @@ class Run:
     as_command: str | None = None
     because: str = ""
     needs_deployment: bool = False
+    needs_reaction: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,18 @@ def make(target: str, *prints: str) -> Run:
 
 def dry(command: str, *prints: str) -> Run:
     return Run(prints=prints, as_command=f"{command} --dry-run", because="it would take minutes, or the port")
+
+
+OLD = next(
+    block.text.strip() for block in all_blocks() if block.page == "05-your-data.md" and block.language == "text"
+)
+NAMED = '{"session_id": "my-chat", "turns": [{"type": "main", "prompt": "Hm?", "response": "Hm."}]}'
+
+
+def on_reacting(command: str, *prints: str) -> Run:
+    """The same of the session that there is in the deployment of these tests."""
+    as_command = command.replace("my-chat", "reacting")
+    return Run(prints=prints, as_command=as_command, because="the session has another name", needs_reaction=True)
 
 
 Entry = Run | Watch | Curl | Elsewhere
@@ -124,6 +137,35 @@ COMMANDS: dict[str, Entry] = {
     ),
     "openclaw-rl up recipes/opd.toml --lr 1e-4 --dry-run": Run(prints=('method = "opd"', "lr = 0.0001  # --lr")),
     "openclaw-rl options": Run(prints=("--training.lora.rank", "--serving.port")),
+    # Your data
+    "openclaw-rl sessions list": Run(prints=("client's name", "reacting", "local"), needs_reaction=True),
+    "openclaw-rl sessions list --json": Run(prints=('"client_session_id": "reacting"',), needs_reaction=True),
+    "openclaw-rl sessions show my-chat": on_reacting(
+        "openclaw-rl sessions show my-chat", "One short sentence", ANSWER, "next state:", "judged by"
+    ),
+    "openclaw-rl sessions export --all --output sessions.jsonl": Run(
+        prints=("lines to sessions.jsonl",), needs_reaction=True
+    ),
+    "openclaw-rl sessions export my-chat --format trajectory": on_reacting(
+        "openclaw-rl sessions export my-chat --format trajectory",
+        '{"session_id": "reacting", "turns": [{"type": "main"',
+    ),
+    "openclaw-rl sessions export my-chat --format messages --output messages.jsonl": on_reacting(
+        "openclaw-rl sessions export my-chat --format messages --output messages.jsonl", "wrote 1 lines"
+    ),
+    "openclaw-rl sessions import old.jsonl": Run(
+        prints=("old.jsonl: 2 turns added in 1 session, 0 were here already",),
+        as_command=f"printf %s {shlex.quote(OLD)} > old.jsonl; openclaw-rl sessions import old.jsonl",
+        because="the page shows the file as well",
+        needs_deployment=True,
+    ),
+    "openclaw-rl sessions delete my-chat": Run(
+        prints=("deleted 1 session: 1 turn, 1 request", "no version was trained on them"),
+        as_command=f"printf %s {shlex.quote(NAMED)} > named.jsonl; openclaw-rl sessions import named.jsonl; "
+        "openclaw-rl sessions delete my-chat --yes",
+        because="it asks, and wants a session that no step is about to train",
+        needs_deployment=True,
+    ),
     # CONTRIBUTING
     "make install": Elsewhere(where=".ci/run", says="step make install"),
     "make check": Elsewhere(where=".ci/run", says="step make check"),
@@ -194,6 +236,8 @@ def test_whoever_runs_something_else_says_why() -> None:
 def test_a_command(command: str, workplace: Workplace, request: pytest.FixtureRequest) -> None:
     entry = COMMANDS[command]
     assert isinstance(entry, Run)
+    if entry.needs_reaction:
+        request.getfixturevalue("learned")
     if entry.needs_deployment:
         request.getfixturevalue("running")
     done = workplace.shell(entry.as_command or command, stdin=entry.stdin)

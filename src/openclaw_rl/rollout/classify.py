@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from openclaw_rl.types import ExclusionReason, FinishReason, Turn, TurnType
+from openclaw_rl.rollout.samples import USES_HINT
+from openclaw_rl.types import ExclusionReason, FinishReason, Method, Turn, TurnType
 
 BASE_NAME = "base"
 """The model name by which a client asks for the untrained base."""
@@ -27,7 +28,11 @@ class Check:
 
 def _tokens_fail_for(reason: ExclusionReason) -> Check:
     """A check that leaves the verdict on the tokens to `TokenRecord`, where samples are refused by the same rule."""
-    return Check(reason=reason, holds=lambda turn, _policy: turn.tokens.untrainable_reason() is reason)
+
+    def holds(turn: Turn, _policy: str) -> bool:
+        return turn.tokens.untrainable_reason(reconstructed=turn.reconstructed) is reason
+
+    return Check(reason=reason, holds=holds)
 
 
 CHECKS: tuple[Check, ...] = (
@@ -60,14 +65,19 @@ CHECKS: tuple[Check, ...] = (
     # Under top-p or top-k the trainer has to renormalise over the tokens that were kept, and so has to know them.
     Check(
         reason=ExclusionReason.TRUNCATED_SUPPORT,
-        holds=lambda turn, _policy: turn.sampling.truncated and not turn.tokens.kept_sets_known,
+        holds=lambda turn, _policy: (
+            turn.sampling.truncated and not turn.reconstructed and not turn.tokens.kept_sets_known
+        ),
     ),
 )
 
 
-def exclusion_of(turn: Turn, *, policy_name: str) -> ExclusionReason | None:
+def exclusion_of(turn: Turn, *, policy_name: str, method: Method | None = None) -> ExclusionReason | None:
     """Why `turn` cannot be trained, or None if it may wait for its next state.
 
-    `policy_name` is the model name under which the serving policy answers (`model.served_name`).
+    `policy_name` is the model name under which the serving policy answers (`model.served_name`). A `method` that
+    knows only rewards has no use for a reconstructed turn; it is not even judged.
     """
+    if turn.reconstructed and method is not None and method not in USES_HINT:
+        return ExclusionReason.RECONSTRUCTED
     return next((check.reason for check in CHECKS if check.holds(turn, policy_name)), None)

@@ -15,10 +15,12 @@ from openclaw_rl.config import Config
 from openclaw_rl.rollout.classify import exclusion_of
 from openclaw_rl.rollout.next_state import next_state_of
 from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
+from openclaw_rl.rollout.records import ConversationRecords
 from openclaw_rl.rollout.retries import RetrySearch, find_retry
 from openclaw_rl.rollout.samples import build_sample, kept_sample
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience
+from openclaw_rl.store.transitions import TurnGone
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import Judgement, LoopName, Sample, SignalKind, Turn, TurnState
 
@@ -35,7 +37,7 @@ def classify_served(store: Store, config: Config, _now: float) -> int:
     """`served` → `awaiting_next_state`, or `excluded` where the turn could never be trained."""
     served = store.turns.in_state(TurnState.SERVED)
     for turn in served:
-        reason = exclusion_of(turn, policy_name=config.model.served_name)
+        reason = exclusion_of(turn, policy_name=config.model.served_name, method=config.training.method)
         new = TurnState.AWAITING_NEXT_STATE if reason is None else TurnState.EXCLUDED
         store.turns.move(turn.turn_id, new, reason=reason)
     return len(served)
@@ -117,8 +119,17 @@ STEPS: Mapping[str, Step] = {
 
 
 def run_pass(store: Store, config: Config, now: float) -> dict[str, int]:
-    """Run every step once; how many each moved. All 0 means that there was nothing to do."""
-    return {name: step(store, config, now) for name, step in STEPS.items()}
+    """Run every step once; how many each moved. All 0 means that there was nothing to do.
+
+    A step whose turn is deleted under its hands ends there; the next pass does what it left.
+    """
+    moved: dict[str, int] = {}
+    for name, step in STEPS.items():
+        try:
+            moved[name] = step(store, config, now)
+        except TurnGone:
+            moved[name] = 1
+    return moved
 
 
 def run(config: Config, stop: threading.Event) -> None:
@@ -138,6 +149,7 @@ class RolloutLoop:
         self._store = store
         self._stop = stop
         self._reporter = LoopReporter(store, LoopName.ROLLOUT)
+        self._records = ConversationRecords(store, config)
         self._patience = Patience(stop, self._reporter.waiting)
         self._watch = StallWatch(config.rollout.warn_after_s, time.time())
         self._reported_at = 0.0
@@ -161,6 +173,7 @@ class RolloutLoop:
 
     def _once(self, now: float) -> None:
         moved = run_pass(self._store, self._config, now)
+        moved["writing records"] = self._records.write_due(now)
         if any(moved.values()):
             self._watch.moved(now)
         if now - self._reported_at >= REPORT_INTERVAL_S:
@@ -172,7 +185,7 @@ class RolloutLoop:
 
 
 def _retry_of(store: Store, config: Config, turn: Turn, judgement: Judgement) -> RetrySearch:
-    if not config.rollout.accepted_retry:
+    if not config.rollout.accepted_retry or turn.reconstructed:
         return RetrySearch()
     return find_retry(turn, judgement, store.turns.exchange)
 

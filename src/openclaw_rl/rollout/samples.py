@@ -53,7 +53,8 @@ def build_sample(
 ) -> Sample | ExclusionReason:
     """The sample that `turn` becomes by `judgement` under `method`, or the reason why it becomes none.
 
-    An accepted `retry` is a signal by itself. `now` (seconds since the epoch) is when the sample starts to wait.
+    An accepted `retry` is a signal by itself. A reconstructed turn is distilled from only: a hint is its one signal,
+    and a score by itself gives RECONSTRUCTED. `now` (seconds since the epoch) is when the sample starts to wait.
 
     Raises:
         ValueError: if the judgement is of another turn, or the tokens cannot be trained (`classify` sees to that).
@@ -62,6 +63,10 @@ def build_sample(
         raise ValueError(f"the judgement of turn {judgement.turn_id} says nothing about turn {turn.turn_id}")
     reward = reward_of(judgement, method)
     hint = hint_of(judgement, method)
+    if turn.reconstructed:
+        if hint is None and reward is not None:
+            return ExclusionReason.RECONSTRUCTED
+        reward, retry = None, None
     if reward is None and hint is None and retry is None:
         return REASON_WITHOUT_SIGNAL[judgement.outcome]
     return _sample(turn, reward=reward, hint=hint, retry=retry, now=now)
@@ -89,5 +94,6 @@ def _sample(
         reward=reward,
         hint=hint,
         retry=retry,
+        reconstructed=turn.reconstructed,
         created_at=now,
     )

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from openclaw_rl.store.archive import ArchiveStore
 from openclaw_rl.store.database import PATIENCE_S, Database
+from openclaw_rl.store.erasure import ErasureStore
 from openclaw_rl.store.feedback import FeedbackStore
 from openclaw_rl.store.lineage import LineageStore
+from openclaw_rl.store.recording import RecordingStore
 from openclaw_rl.store.samples import SampleStore
 from openclaw_rl.store.sessions import SessionStore
 from openclaw_rl.store.status import StatusStore
@@ -19,7 +22,7 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in seven rooms that share one database. Every method of a room is one transaction,
+    """The record, in ten rooms that share one database. Every method of a room is one transaction,
     unless `together` joins several."""
 
     def __init__(self, database: Database) -> None:
@@ -31,6 +34,9 @@ class Store:
         self.samples = SampleStore(database)
         self.versions = VersionStore(database)
         self.status = StatusStore(database)
+        self.archive = ArchiveStore(database)
+        self.erasure = ErasureStore(database)
+        self.recording = RecordingStore(database)
 
     @classmethod
     def open(cls, path: Path, *, patience_s: float = PATIENCE_S, migrate: bool = True) -> Store:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from sqlalchemy import Connection, Engine, create_engine, event
 
@@ -96,6 +97,17 @@ class Database:
 
     def _joined(self) -> Connection | None:
         return getattr(self._local, "joined", None)
+
+    @contextmanager
+    def bare(self) -> Iterator[sqlite3.Cursor]:
+        """A cursor outside any transaction, for what SQLite does to the whole file."""
+        connection = self._engine.raw_connection()
+        try:
+            cursor = cast(sqlite3.Cursor, connection.cursor())
+            yield cursor
+            cursor.close()
+        finally:
+            connection.close()
 
     def close(self) -> None:
         """Close all connections."""

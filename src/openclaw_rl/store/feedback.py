@@ -108,6 +108,7 @@ class FeedbackStore:
             select(turns.c.turn_id, turns.c.session_id)
             .join(sessions, sessions.c.session_id == turns.c.session_id)
             .where(sessions.c.ended_at.is_not(None), turns.c.reason == "no_signal", _scored_zero(), ~busy.exists())
+            .where(~turns.c.reconstructed)  # a reward is nothing for it
             .order_by(turns.c.served_at)
             .limit(limit)
         )

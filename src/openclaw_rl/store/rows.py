@@ -126,6 +126,7 @@ def turn_values(turn: Turn, context_hash: str) -> dict[str, Any]:
         "kept": None if turn.tokens.kept is None else codec.pack_kept(turn.tokens.kept),
         "sampling": sampling_values(turn.sampling),
         "finish_reason": turn.finish_reason.value,
+        "reconstructed": turn.reconstructed,
         "served_at": turn.served_at,
         "judge_attempts": 0,
     }
@@ -143,6 +144,7 @@ def turn_from(row: RowMapping, signals: tuple[Signal, ...] = ()) -> Turn:
         reason=None if row["reason"] is None else ExclusionReason(row["reason"]),
         next_state=None if row["next_state"] is None else tuple(row["next_state"]),
         signals=signals,
+        reconstructed=row["reconstructed"],
         served_at=row["served_at"],
     )
 

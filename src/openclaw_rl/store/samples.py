@@ -83,7 +83,10 @@ class SampleStore:
             return ReadySamples(count=number, oldest_created_at=oldest)
 
     def expire(self, *, before_version: int) -> int:
-        """Expire ready samples drawn by a version below `before_version`; how many."""
+        """Expire ready samples drawn by a version below `before_version`; how many.
+
+        A reconstructed sample has no version and never expires: its ratio is to the student before the step.
+        """
         with self._database.write() as connection:
             query = select(samples.c.turn_id).where(
                 samples.c.state == SampleState.READY.value, samples.c.version < before_version
@@ -180,7 +183,7 @@ def _insert(connection: Connection, sample: Sample) -> None:
             reward=sample.reward,
             hint=sample.hint,
             retry_prompt_turn_id=None if sample.retry is None else sample.retry.prompt_turn_id,
-            version=sample.tokens.versions[0],
+            version=sample.version,
             created_at=sample.created_at,
         )
     )
@@ -220,6 +223,7 @@ def _sample_from(connection: Connection, row: RowMapping) -> Sample:
         reward=row[samples.c.reward],
         hint=row[samples.c.hint],
         retry=_retry(connection, row, tokens),
+        reconstructed=row[turns.c.reconstructed],
         created_at=row[samples.c.created_at],
     )
 

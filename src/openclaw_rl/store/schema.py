@@ -19,6 +19,7 @@ from sqlalchemy import (
     String,
     Table,
     Text,
+    false,
 )
 
 metadata = MetaData()
@@ -96,6 +97,7 @@ turns = Table(
     Column("extends_parent", Boolean),  # None without a parent
     Column("sampling", JSON, nullable=False),
     Column("finish_reason", String(16), nullable=False),
+    Column("reconstructed", Boolean, nullable=False, default=False, server_default=false()),  # imported
     Column("next_state", JSON),
     Column("next_turn_id", String(64)),
     Column("served_at", Float, nullable=False),
@@ -132,7 +134,7 @@ samples = Table(
     Column("reward", Float),
     Column("hint", Text),
     Column("retry_prompt_turn_id", String(64)),  # the first try, where this answer is the accepted retry
-    Column("version", Integer, nullable=False),  # of its first token: what staleness is measured from
+    Column("version", Integer),  # of its first token: what staleness is measured from; None: reconstructed
     Column("created_at", Float, nullable=False),
     Column("lease_until", Float),
     Column("step", Integer),
@@ -182,6 +184,13 @@ spans = Table(
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("details", JSON, nullable=False),
+)
+
+recorded = Table(  # what the conversation records (records.enabled) hold already
+    "recorded",
+    metadata,
+    Column("turn_id", ForeignKey("turns.turn_id"), primary_key=True),
+    Column("judgement_id", Integer, nullable=False),  # the newest of the turn that has its line; 0: none yet
 )
 
 counters = Table(

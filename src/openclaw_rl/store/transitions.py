@@ -18,6 +18,22 @@ OPEN_REASONS = frozenset({
 """Reasons that feedback can undo: the answer could be trained, only nobody said anything useful about it."""
 
 
+class TurnGone(LookupError):
+    """The turn was deleted with its session a moment ago."""
+
+
+def state_of(connection: Connection, turn_id: str) -> TurnState:
+    """The state of a turn.
+
+    Raises:
+        TurnGone: there is no such turn any more.
+    """
+    found = connection.execute(select(turns.c.state).where(turns.c.turn_id == turn_id)).scalar()
+    if found is None:
+        raise TurnGone(turn_id)
+    return TurnState(found)
+
+
 def move_turn(
     connection: Connection,
     turn_id: str,
@@ -26,9 +42,13 @@ def move_turn(
     reason: ExclusionReason | None = None,
     **values: Any,
 ) -> None:
-    """Apply one transition of `TURN_TRANSITIONS` inside the caller's transaction, and count it."""
-    query = select(turns.c.state).where(turns.c.turn_id == turn_id)
-    old = TurnState(connection.execute(query).scalar_one())
+    """Apply one transition of `TURN_TRANSITIONS` inside the caller's transaction, and count it.
+
+    Raises:
+        TurnGone: there is no such turn any more.
+        InvalidTransition: the table does not hold the change.
+    """
+    old = state_of(connection, turn_id)
     check_transition(TURN_TRANSITIONS, old, new)
     if (new is TurnState.EXCLUDED) != (reason is not None):
         raise ValueError(f"a turn has a reason exactly when it is excluded, got {new}, {reason}")

@@ -18,7 +18,7 @@ from openclaw_rl.store.rows import (
 )
 from openclaw_rl.store.schema import judgements, requests, samples, sessions, turns
 from openclaw_rl.store.served import ServedTurns
-from openclaw_rl.store.transitions import OPEN_REASONS, move_turn, withdraw_sample
+from openclaw_rl.store.transitions import OPEN_REASONS, move_turn, state_of, withdraw_sample
 from openclaw_rl.store.verdicts import decided, verdict_of
 from openclaw_rl.types import (
     Exchange,
@@ -139,8 +139,7 @@ class TurnStore(ServedTurns):
     def set_next_state(self, turn_id: str, next_turn_id: str, messages: Sequence[Message]) -> None:
         """Give a turn its next state and send it to the judge; not if a trainer has claimed its sample meanwhile."""
         with self._database.write() as connection:
-            query = select(turns.c.state).where(turns.c.turn_id == turn_id)
-            sampled = connection.execute(query).scalar_one() == TurnState.SAMPLED.value
+            sampled = state_of(connection, turn_id) is TurnState.SAMPLED
             if sampled and not withdraw_sample(connection, turn_id):
                 return
             move_turn(
@@ -215,12 +214,17 @@ class TurnStore(ServedTurns):
     def record_judgement(self, judgement: Judgement) -> None:
         """Keep a judgement; rollout turns it into a sample, or the turn is excluded.
 
-        Its time is never before the turn went to the judge, or a clock set back in between would hide it.
+        Its time is never before the turn went to the judge, or a clock set back in between would hide it. Nothing is
+        kept of a turn that was deleted while it was being judged.
         """
         query = select(turns.c.state_since).where(turns.c.turn_id == judgement.turn_id)
         with self._database.write() as connection:
+            since = connection.execute(query).scalar()
+            if since is None:
+                count(connection, "judgements_of_deleted_turns")
+                return
             values = judgement_values(judgement)
-            values["created_at"] = max(values["created_at"], connection.execute(query).scalar() or 0.0)
+            values["created_at"] = max(values["created_at"], since)
             connection.execute(judgements.insert().values(values))
             count(connection, "judgements")
             if judgement.outcome is not JudgementOutcome.SCORED:

@@ -105,7 +105,8 @@ def _pad(group: Sequence[TokenSequence]) -> MicroBatch:
 class TrainBatch:
     """One step's samples as tensors.
 
-    The flat row, all [N]: `targets` the sampled tokens, `old` the engine's log-probabilities, `temperature`,
+    The flat row, all [N]: `targets` the sampled tokens, `old` the engine's log-probabilities (NaN where
+    missing: reconstructed samples), `temperature`,
     `kept` [N, K] the ids that each token was drawn from, filled up with -1 (all -1: from the whole vocabulary),
     `owner` the sample's index, `rewards` (0 where there is none), `reward_mask`, `hint_mask` where each signal
     exists *and the method uses it*, `versions` that drew the token, `weights` of the
@@ -212,7 +213,7 @@ def _kept(samples: Sequence[Sample]) -> Tensor:
     """The kept sets of all response tokens, [N, K]; K is 0 where no sample's sampling was truncated."""
     sets: list[tuple[int, ...]] = []
     for sample in samples:
-        kept = sample.tokens.kept if sample.sampling.truncated else None
+        kept = sample.tokens.kept if sample.sampling.truncated and not sample.reconstructed else None
         sets += [ids or () for ids in kept] if kept is not None else [()] * len(sample.tokens.response_ids)
     widest = max(map(len, sets), default=0)
     return torch.tensor([[*ids, *[-1] * (widest - len(ids))] for ids in sets], dtype=torch.long).reshape(

@@ -68,6 +68,7 @@ def loss_terms(
     the sampled token too (`opd_top_k = 0`: one advantage, the sum of both), or per entry of the student's top-k
     support. There the old policy is the student before this step: engines record the sampled token's alone,
     so the drift since sampling is corrected in the reward's ratio and not in the distillation's.
+    So it is at the sampled token of a reconstructed sample, whose old log-probability is missing (NaN).
 
     Args:
         student: [n, V] log-probabilities with gradient.
@@ -79,6 +80,10 @@ def loss_terms(
     reward_mask, hint_mask = batch.reward_mask[flat], batch.hint_mask[flat]
     kept = batch.kept[flat]
     sampled = chosen_logprobs(student, targets, kept)
+    missing = old.isnan()
+    if bool(missing.any()):  # reconstructed: the old policy is the student before the step
+        before = student if first else distribution(context.old[flat], temperature)
+        old = torch.where(missing, chosen_logprobs(before.detach(), targets, kept), old)
     distillation = torch.zeros_like(sampled)
     opd = torch.zeros_like(sampled)
     hinted = hint_mask.nonzero().squeeze(-1)

@@ -357,7 +357,7 @@ def _batch_metrics(batch: TrainBatch, version: int) -> dict[str, float]:
     acting = batch.weights > 0
     rewards = batch.present_rewards
     effective = int(torch.unique(batch.owner[acting]).numel())
-    ages = [version - sample.tokens.versions[0] for sample in batch.samples]
+    ages = [version - sample.version for sample in batch.samples if sample.version is not None]
     metrics = {
         "samples": float(len(batch.samples)),
         "effective_samples": float(effective),
