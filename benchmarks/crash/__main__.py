@@ -27,6 +27,7 @@ class Bar:
         self._started = time.monotonic()
 
     def __call__(self, kill: Kill, left: int) -> None:
+        """Show that one more was done."""
         done = self._kills - left
         minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
         words = f"{done}/{self._kills} kills, {minutes}:{seconds:02d}, last {kill.target} ({kill.hit or 'idle'})"

@@ -113,7 +113,7 @@ class Killer:
             return False
         if planned.moment is Moment.ANY:
             return True
-        return self._deployment.ready if planned.target is Target.SUPERVISOR else not self._loading(planned.target, pid)
+        return not self._loading(planned.target, pid)
 
     def _loading(self, target: Target, pid: int) -> bool:
         if target is Target.SUPERVISOR:

@@ -28,7 +28,7 @@ REACTIONS = (
     "Great answer! Next: {thing}, number {n}.",
 )
 TURNS = 4
-PAUSE_S = (0.2, 1.2)
+PAUSE_S = (0.4, 1.6)
 """Between reading an answer and writing the next message."""
 RETRY_S = (0.2, 0.8)
 MAX_TOKENS = (8, 28)

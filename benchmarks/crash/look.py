@@ -43,7 +43,10 @@ class Said:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """What verification reads, all of it from one view. `turns`: id → (state, reason, answer); `samples`: id → state."""
+    """What verification reads.
+
+    `turns`: id → (state, reason, answer); `pairs`: id → (prompt, response), packed; `samples` and `versions` → state.
+    """
 
     turns: dict[str, tuple[str, str | None, dict[str, Any]]]
     pairs: dict[str, tuple[bytes, bytes]]

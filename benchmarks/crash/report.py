@@ -45,10 +45,9 @@ def table(shown: Mapping[str, Any]) -> str:
     rows = [f"{'':<11}{'kills':>6}{'loading':>9}{'at work':>9}{'median s':>10}{'longest s':>11}   hit"]
     for name, row in shown["processes"].items():
         hits = ", ".join(f"{number} {words}" for words, number in row["at_work"].items())
-        rows.append(
-            f"{name:<11}{row['kills']:>6}{row['while_loading']:>9}{sum(row['at_work'].values()):>9}"
-            f"{_seconds(row['median_s_until_it_worked']):>10}{_seconds(row['longest_s_until_it_worked']):>11}   {hits}"
-        )
+        numbers = (row["kills"], row["while_loading"], sum(row["at_work"].values()))
+        seconds = (_seconds(row["median_s_until_it_worked"]), _seconds(row["longest_s_until_it_worked"]))
+        rows.append(f"{name:<11}{'{:>6}{:>9}{:>9}'.format(*numbers)}{'{:>10}{:>11}'.format(*seconds)}   {hits}")
     rows.append("(seconds until it worked again, without those that another kill interrupted)")
     rows += [f"{name.replace('_', ' ')}: {value}" for name, value in shown.items() if name not in _APART]
     problems = shown["amiss"]

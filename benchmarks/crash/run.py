@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 
 from benchmarks.crash import report
-from benchmarks.crash.deployment import Deployment
+from benchmarks.crash.deployment import Deployment, NotThere
 from benchmarks.crash.killer import Kill, Killer
 from benchmarks.crash.ledger import Ledger
 from benchmarks.crash.load import Load
@@ -61,7 +61,10 @@ def crash_test(
             progress=progress,
         )
         problems = _wait("work before the first kill", killer, time.time(), WARM_UP_S)
-        killer.run()
+        try:
+            killer.run()
+        except NotThere as error:
+            problems.append(str(error))
         problems += _wait("work after the last kill", killer, time.time(), RESUME_S)
         if not load.finish(FINISH_S):
             problems.append(f"the clients did not come to an end ({load.failure})")
@@ -100,7 +103,9 @@ def _silent(deployment: Deployment, look: Look) -> list[str]:
     for target in LOOPS:
         word = said.get(target)
         if word is None or now - word.heartbeat_at > FRESH_S:
-            found.append(f"{target} has been silent for {now - word.heartbeat_at:.0f} s" if word else f"{target} never spoke")
+            found.append(
+                f"{target} has been silent for {now - word.heartbeat_at:.0f} s" if word else f"{target}: silent"
+            )
         elif word.pid != deployment.pid(target):
             found.append(f"{target}: two processes speak for it")
     return found
