@@ -54,7 +54,6 @@ class Deployment:
         self.log = run_dir.with_name("up.log")
         self._model = model
         self._process: subprocess.Popen[bytes] | None = None
-        self.slow_orphans = 0
 
     def __enter__(self) -> Deployment:
         self.start()
@@ -124,6 +123,10 @@ class Deployment:
         except ProcessLookupError:
             return False
         return True
+
+    def thaw(self, pid: int) -> None:
+        """Let a frozen process go on."""
+        os.kill(pid, signal.SIGCONT)
 
     def kill(self, target: Target, pid: int) -> None:
         """SIGKILL; a supervisor is started again at once, as systemd would."""

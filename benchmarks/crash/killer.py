@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from benchmarks.crash.deployment import Deployment, NotThere
 from benchmarks.crash.ledger import Ledger
 from benchmarks.crash.look import Look
-from benchmarks.crash.plan import LOOPS, Moment, Planned, Target, choose
+from benchmarks.crash.plan import AT_WORK, LOOPS, Moment, Planned, Target, choose
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +83,9 @@ class Killer:
                 raise NotThere(f"nothing left to kill came up: {self._deployment.last_words()}")
             time.sleep(POLL_S)
 
-    def watch(self) -> None:
-        """Note which of the killed processes work again."""
-        if time.time() - self._watched_at < WATCH_S:
+    def watch(self, *, at_once: bool = False) -> None:
+        """Note which of the killed processes work again; not more often than is worth while, unless `at_once`."""
+        if not at_once and time.time() - self._watched_at < WATCH_S:
             return
         self._watched_at = time.time()
         for kill in self.kills:
@@ -113,7 +113,15 @@ class Killer:
             return False
         if planned.moment is Moment.ANY:
             return True
-        return not self._loading(planned.target, pid)
+        if self._loading(planned.target, pid):
+            return False
+        return planned.moment is not Moment.WORKED or self.works_since(
+            planned.target, self._last_kill(planned.target)
+        )
+
+    def _last_kill(self, target: Target) -> float:
+        """When a target was last ended by us, by itself or with its supervisor."""
+        return max((kill.at for kill in self.kills if kill.target in {target, Target.SUPERVISOR}), default=0.0)
 
     def _loading(self, target: Target, pid: int) -> bool:
         if target is Target.SUPERVISOR:
@@ -123,13 +131,8 @@ class Killer:
 
     def _carry_out(self, planned: Planned) -> bool:
         """Wait for the moment, and kill; False where the process was gone by then."""
-        self._aim(planned)
-        until = time.monotonic() + planned.delay_s
-        while time.monotonic() < until:
-            self.watch()
-            time.sleep(min(POLL_S, max(0.0, until - time.monotonic())))
-        pid = self._deployment.pid(planned.target)
-        if pid is None or not self._deployment.freeze(pid):
+        pid = self._catch(planned) if planned.moment in AT_WORK else self._freeze_after(planned)
+        if pid is None:
             return False
         loading = self._loading(planned.target, pid)
         kill = Kill(
@@ -140,6 +143,32 @@ class Killer:
         self._keep(kill)
         return True
 
+    def _catch(self, planned: Planned) -> int | None:
+        """Freeze a process at the work that the plan names: the pid. Where it has gone on meanwhile, thaw it again."""
+        deadline = time.monotonic() + AIM_S
+        while time.monotonic() < deadline:
+            if self._has_come(planned):
+                time.sleep(planned.delay_s)
+                pid = self._freeze(planned.target)
+                if pid is None or self._has_come(planned):
+                    return pid
+                self._deployment.thaw(pid)
+            self.watch()
+            time.sleep(AIM_POLL_S)
+        log.info("%s: %s did not come within %.0f s", planned.target, planned.moment, AIM_S)
+        return self._freeze(planned.target)
+
+    def _freeze_after(self, planned: Planned) -> int | None:
+        until = time.monotonic() + planned.delay_s
+        while time.monotonic() < until:
+            self.watch()
+            time.sleep(min(POLL_S, max(0.0, until - time.monotonic())))
+        return self._freeze(planned.target)
+
+    def _freeze(self, target: Target) -> int | None:
+        pid = self._deployment.pid(target)
+        return pid if pid is not None and self._deployment.freeze(pid) else None
+
     def _keep(self, kill: Kill) -> None:
         for earlier in self.kills:
             same = earlier.target is kill.target or kill.target is Target.SUPERVISOR
@@ -147,18 +176,6 @@ class Killer:
                 earlier.interrupted = True
         self.kills.append(kill)
         self._progress(kill, sum(map(len, self._left.values())))
-
-    def _aim(self, planned: Planned) -> None:
-        """Wait until the process is at the work that the plan names."""
-        if planned.moment in {Moment.ANY, Moment.UP}:
-            return
-        deadline = time.monotonic() + AIM_S
-        while time.monotonic() < deadline:
-            if self._has_come(planned):
-                return
-            self.watch()
-            time.sleep(AIM_POLL_S)
-        log.info("%s: %s did not come within %.0f s", planned.target, planned.moment, AIM_S)
 
     def _has_come(self, planned: Planned) -> bool:
         if planned.moment in TRAINER_MOMENTS:

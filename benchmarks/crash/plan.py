@@ -23,10 +23,11 @@ LOOPS = tuple(target for target in Target if target is not Target.SUPERVISOR)
 
 
 class Moment(StrEnum):
-    """When: at any time after its process is there, at any time after it is up, or at the work that is named."""
+    """When: at any time after its process is there, after it is up, after it has worked again, or at some work."""
 
     ANY = "any time"
     UP = "once it is up"
+    WORKED = "once it has worked again"
     WORK = "at work"
     STEP = "in a step"
     WRITING = "writing a checkpoint"
@@ -35,13 +36,15 @@ class Moment(StrEnum):
 
 
 CYCLE: dict[Target, Sequence[Moment]] = {
-    **dict.fromkeys(LOOPS, (Moment.WORK, Moment.UP, Moment.WORK, Moment.ANY)),
+    **dict.fromkeys(LOOPS, (Moment.WORK, Moment.WORKED, Moment.WORK, Moment.ANY)),
     Target.TRAINING: (
-        Moment.STEP, Moment.WRITTEN, Moment.COMMITTED, Moment.UP, Moment.WRITING, Moment.WRITTEN, Moment.ANY,
+        Moment.STEP, Moment.WRITTEN, Moment.COMMITTED, Moment.WORKED, Moment.WRITING, Moment.WRITTEN, Moment.ANY,
     ),
-    Target.SUPERVISOR: (Moment.UP, Moment.WORK, Moment.UP, Moment.ANY),
+    Target.SUPERVISOR: (Moment.UP, Moment.WORK, Moment.WORKED, Moment.ANY),
 }  # fmt: skip
 """The moments of the first, second, … kill of a target, over and over."""
+
+AT_WORK = frozenset({Moment.WORK, Moment.STEP, Moment.WRITING, Moment.WRITTEN, Moment.COMMITTED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +64,7 @@ def draw(kills: int, seed: int, *, spread_s: float = 1.5) -> dict[Target, list[P
         target = list(Target)[number % len(Target)]
         cycle = CYCLE[target]
         moment = cycle[len(planned[target]) % len(cycle)]
-        longest = {Moment.ANY: 6.0, Moment.UP: spread_s, Moment.STEP: 0.3}.get(moment, 0.0)
+        longest = {Moment.ANY: 4.0, Moment.UP: spread_s, Moment.WORKED: spread_s, Moment.STEP: 0.3}.get(moment, 0.0)
         planned[target].append(Planned(target=target, moment=moment, delay_s=source.uniform(0.0, longest)))
     return planned
 

@@ -78,7 +78,7 @@ def _wait(what: str, killer: Killer, since: float, limit_s: float) -> list[str]:
     """Wait until every loop has worked since a moment; the names of those that have not."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        killer.watch()
+        killer.watch(at_once=True)
         missing = [target for target in LOOPS if not killer.works_since(target, since)]
         if not missing:
             return []

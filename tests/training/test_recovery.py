@@ -34,7 +34,7 @@ def cut(path: Path) -> None:
 DAMAGES: list[Callable[[Path], None]] = [
     lambda path: cut(path / STATE),
     lambda path: cut(path / ADAPTER),
-    lambda path: (path / "manifest.json").write_text(""),
+    lambda path: cut(path / "manifest.json"),
     shutil.rmtree,
 ]
 

@@ -25,6 +25,7 @@ _GRACE_S = 3
 _LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 """What `Host` may say: a page whose own name resolves to loopback (DNS rebinding) says its own."""
 _CLIENT_GONE = 499
+"""The status of a request whose client was killed in mid-sentence: nobody reads it."""
 
 
 def create_app(engine: Engine) -> FastAPI:
@@ -40,9 +41,7 @@ def create_app(engine: Engine) -> FastAPI:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(_request: Request, _error: Exception) -> Response:
-        return Response(
-            status_code=_CLIENT_GONE
-        )  # a judge or a gateway that was killed in mid-sentence; nobody reads it
+        return Response(status_code=_CLIENT_GONE)
 
     @app.post("/chat")
     async def chat(request: Request) -> Response:
