@@ -144,7 +144,7 @@ class Killer:
         return True
 
     def _catch(self, planned: Planned) -> int | None:
-        """Freeze a process at the work that the plan names: the pid. Where it has gone on meanwhile, thaw it again."""
+        """Freeze a process at the work that the plan names: the pid. If it has gone on meanwhile, thaw it again."""
         deadline = time.monotonic() + AIM_S
         while time.monotonic() < deadline:
             if self._has_come(planned):
