@@ -3,6 +3,7 @@
 #   make demo                            watch it learn a preference
 #   make demo ARGS="--preference warm"   options go through ARGS
 #   make test                            all tests; `make test-fast` leaves out those with the real model
+#   make crash-test                      kill every process under load, 200 times, and look for what is missing
 #   make check                           formatting, lint, types
 
 PYTHON ?= python3
@@ -19,7 +20,7 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-real check format docs bench clean
+.PHONY: help install demo test test-fast test-real crash-test check format docs bench clean
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +59,9 @@ test-fast: $(STAMP)
 
 test-real: $(STAMP)
 	$(BIN)/python -m pytest -m real_model $(ARGS)
+
+crash-test: $(STAMP)
+	$(BIN)/python -m benchmarks.crash $(ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)

@@ -190,6 +190,10 @@ COMMANDS: dict[str, Entry] = {
     ".venv/bin/python -m benchmarks memory": Elsewhere(
         where="tests/test_benchmarks.py", says='main(["memory"'
     ),
+    "make crash-test": make("crash-test", "python -m benchmarks.crash"),
+    'make crash-test ARGS="--kills 12 --seed 1"': make(
+        'crash-test ARGS="--kills 12 --seed 1"', "python -m benchmarks.crash --kills 12 --seed 1"
+    ),
     'make test-fast ARGS="tests/training -x"': make(
         'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'
     ),

@@ -222,3 +222,20 @@ def test_a_script_knows_versions_and_scores_as_it_answers() -> None:
             assert (await engine.health()).loaded_versions == (0,)
 
     asyncio.run(main())
+
+
+def test_a_client_that_dies_in_the_middle_of_its_request_leaves_no_error(
+    served: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", served.engine.port), timeout=10) as client:
+            head = (
+                "POST /score HTTP/1.1",
+                "Host: 127.0.0.1",
+                "Content-Type: application/json",
+                "Content-Length: 999",
+            )
+            client.sendall("\r\n".join((*head, "", '{"ids": [1')).encode())
+    health = httpx.get(f"http://127.0.0.1:{served.engine.port}/health", verify=False)
+    assert health.json()["ready"]
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -201,14 +201,29 @@ def test_store_that_fails_does_not_break_the_answer(gateway: Gateway, broken: st
     assert gateway.http.get("/readyz").json()["turns_not_recorded"] == 2
 
 
-def test_gateway_that_stops_ends_streams_and_records_it(tmp_path: Path) -> None:
-    with running(tmp_path / "run", FakeEngine(say=lambda _: SLOW)) as gateway:
-        body = {**BODY, "stream": True}
-        client = httpx.Client(base_url=gateway.url, verify=False)
-        response = client.send(client.build_request("POST", "/v1/chat/completions", json=body), stream=True)
-        lines = response.iter_lines()  # kept: to drop it would be to hang up
-        assert next(lines).startswith("data: ")
-    client.close()
+@pytest.mark.parametrize("stream", [True, False])
+def test_gateway_that_stops_tells_its_clients_and_records_it(
+    tmp_path: Path, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = threading.Event()
+
+    def slow(_request: object) -> Any:
+        asked.set()
+        return SLOW
+
+    answers: list[httpx.Response] = []
+    with running(tmp_path / "run", FakeEngine(say=slow)) as gateway:
+        body = {**BODY, "stream": stream}
+        url = f"{gateway.url}/v1/chat/completions"
+        client = threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=20, verify=False)))
+        client.start()
+        assert asked.wait(10)
+    client.join(20)
+    (answer,) = answers
+    assert answer.status_code == (200 if stream else 503)
+    assert "The gateway is stopping." in answer.text
+    assert "retry-after" in answer.headers or stream
+    assert not [record for record in caplog.records if "Exception in ASGI application" in record.getMessage()]
     store = Store.open(tmp_path / "run" / "store.sqlite")
     try:
         gateway.store = store

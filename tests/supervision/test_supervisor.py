@@ -101,6 +101,19 @@ def test_the_loops_end_with_a_supervisor_that_is_killed_and_the_next_one_starts(
     assert set(alive(after)) == LOOPS
 
 
+def test_a_loop_that_outlives_its_killed_supervisor_is_ended_by_the_next(deploy: Any, tmp_path: Path) -> None:
+    first: DummyDeployment = deploy(tmp_path / "run", "stubborn")
+    state = first.wait_ready()
+    eventually(lambda: trainer_waits(first.run_dir), "the trainer handles signals")
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait(5)
+    eventually(lambda: alive(state) == ["training"], "all but the stubborn one end by themselves")
+    second: DummyDeployment = deploy(tmp_path / "run", "stubborn")
+    after = second.wait_ready()
+    assert alive(state) == []
+    assert set(alive(after)) == LOOPS
+
+
 def test_a_loop_that_does_not_end_is_killed_in_time(deploy: Any, tmp_path: Path) -> None:
     deployment: DummyDeployment = deploy(tmp_path / "run", "stubborn")
     state = deployment.wait_ready()

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -129,21 +131,43 @@ def test_writing_again_replaces_what_never_committed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000"]
 
 
+def made_of(root: Path, step: int, *samples: str) -> None:
+    """The checkpoint of a step that trained these samples."""
+    trainer = tiny_trainer(LOSS)
+    trainer.restore(dataclasses.replace(trainer.state(), step=step, trained=samples))
+    save_checkpoint(trainer, root)
+
+
+def knows(*samples: str) -> Callable[[Sequence[str]], bool]:
+    return lambda asked: bool(set(asked) & set(samples))
+
+
 def test_leftovers_go_and_the_needed_stays(tmp_path: Path) -> None:
-    for name in ("step-000001", "step-000002", "step-000003", "step-000004", ".writing-step-000005", "other"):
+    for name in ("step-000001", "step-000002", "step-000003", ".writing-step-000005", "other"):
         (tmp_path / name).mkdir()
-    assert sorted(discard_uncommitted(tmp_path, 3)) == [".writing-step-000005", "step-000004"]
+    made_of(tmp_path, 4, "deleted", "known")
+    assert sorted(discard_uncommitted(tmp_path, 3, knows("known"))) == [".writing-step-000005", "step-000004"]
     assert prune_checkpoints(tmp_path, keep=1, in_use={1}) == ["step-000002"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other", "step-000001", "step-000003"]
-    assert discard_uncommitted(tmp_path / "nowhere", 0) == []
+    assert discard_uncommitted(tmp_path / "nowhere", 0, knows()) == []
 
 
-def test_checkpoints_without_their_store_are_not_thrown_away(tmp_path: Path) -> None:
-    for name in ("step-000001", "step-000002"):
-        (tmp_path / name).mkdir()
-    with pytest.raises(UnknownCheckpoints, match="step-000002, but the store's last step is 0"):
-        discard_uncommitted(tmp_path, 0)
+@pytest.mark.parametrize("last", [0, 1])
+def test_checkpoints_without_their_store_are_not_thrown_away(tmp_path: Path, last: int) -> None:
+    """Two are one too many for a dead trainer; a lone next one is told by the samples that it was made of."""
+    made_of(tmp_path, 1, "a")
+    made_of(tmp_path, 2, "b")
+    with pytest.raises(UnknownCheckpoints, match=f"step-000002, of which the store, whose last step is {last}, know"):
+        discard_uncommitted(tmp_path, last, knows("a"))
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_checkpoint_that_cannot_say_of_what_it_was_made_is_not_thrown_away(tmp_path: Path) -> None:
+    made_of(tmp_path, 1, "a")
+    (tmp_path / "step-000001" / "trainer_state.pt").unlink()
+    with pytest.raises(UnknownCheckpoints, match="step-000001"):
+        discard_uncommitted(tmp_path, 0, knows("a"))
+    assert (tmp_path / "step-000001").is_dir()
 
 
 def test_another_shape_of_adapter_is_an_error(tmp_path: Path) -> None:

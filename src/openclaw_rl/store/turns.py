@@ -50,6 +50,12 @@ class TurnStore(ServedTurns):
             row = connection.execute(_turn_rows().where(turns.c.turn_id == turn_id)).mappings().first()
             return None if row is None else turn_from(row)
 
+    def any_known(self, turn_ids: Sequence[str]) -> bool:
+        """Whether at least one of these turns is in the record."""
+        query = select(turns.c.turn_id).where(turns.c.turn_id.in_(turn_ids)).limit(1)
+        with self._database.read() as connection:
+            return connection.execute(query).first() is not None
+
     def of_session(self, session_id: str) -> list[Turn]:
         """The turns of a session, in the order they were served."""
         query = _turn_rows().where(turns.c.session_id == session_id).order_by(turns.c.served_at)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
+from openclaw_rl.supervision.alone import alone
 from openclaw_rl.supervision.process import die_with_parent, ending_at_once, stop_event
 from openclaw_rl.types import LoopName
 
@@ -80,7 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         logger.info("starting, pid %d", os.getpid())
         with ending_at_once():  # libraries take seconds to import
             module = importlib.import_module(module_of(loop, config))
-        module.run(config, stop)
+        with alone(config.run_dir, loop, stop) as ours:
+            if ours:
+                module.run(config, stop)
     except ConfigError as error:
         logging.basicConfig(stream=sys.stderr)
         logger.error("%s", error)

@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # the supervisor needs no database to start its children
 logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+TIED_TO_PARENT = sys.platform.startswith("linux")
+"""Whether the system ends (SIGTERM) a process that called `die_with_parent` when its parent ends."""
 HEARTBEAT_INTERVAL_S = 0.5
 
 
@@ -67,7 +69,7 @@ def die_with_parent(parent_pid: int) -> None:
 
     Linux only; elsewhere a supervisor that is killed leaves its loops running until they are told to stop.
     """
-    if not sys.platform.startswith("linux"):
+    if not TIED_TO_PARENT:
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent_pid:  # it ended before the call above

@@ -10,6 +10,7 @@ the time at which its process began.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -79,6 +80,17 @@ class ChildState:
     restarts: int = 0
     last_exit: Exit | None = None
     next_start_at: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process is there, not another that got its number."""
+        return self.pid is not None and process_alive(self.pid, self.created_at)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it a signal, if it is there."""
+        if self.pid is not None and self.alive:
+            with contextlib.suppress(ProcessLookupError):  # it ended a moment ago
+                os.kill(self.pid, number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,14 +30,13 @@ from openclaw_rl.supervision.children import (
     loop_environment,
 )
 from openclaw_rl.supervision.ports import base_url, resolve_ports
-from openclaw_rl.supervision.process import die_with_parent, stop_event
+from openclaw_rl.supervision.process import TIED_TO_PARENT, die_with_parent, stop_event
 from openclaw_rl.supervision.readiness import ReadinessProbe
 from openclaw_rl.supervision.state import (
     Phase,
     RunDirLock,
     SupervisorState,
     child_config_path,
-    process_alive,
     process_created_at,
     read_state,
     state_path,
@@ -104,7 +104,7 @@ class Supervisor:
             self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock.acquire()
         try:
-            self._wait_for_leftovers()
+            self._end_leftovers()
             self._config = prepare(self._requested)
             self._check_model()
             with self._told_of_directory():
@@ -129,21 +129,27 @@ class Supervisor:
         except OSError as error:
             raise ConfigError(f"cannot use run_dir {self._run_dir}: {error.strerror or error}") from error
 
-    def _wait_for_leftovers(self) -> None:
-        """Processes of a supervisor that was killed end by themselves; two sets must not share one store."""
+    def _end_leftovers(self) -> None:
+        """End the loops of a supervisor that was killed, before others are started on their store.
+
+        Where the system ties them to it they have been told already, and must not be told twice: they would drop
+        what they are at. They get the time that a shutdown gives them.
+        """
         try:
             before = read_state(self._run_dir)
         except ConfigError as error:
             logger.warning("%s; it will be replaced", error)
             return
+        left = {} if before is None else {name: child for name, child in before.children.items() if child.alive}
+        for child in left.values() if not TIED_TO_PARENT else ():
+            child.send(signal.SIGTERM)
         deadline = time.monotonic() + self._requested.supervisor.shutdown_timeout_s
-        for name, child in before.children.items() if before is not None else ():
-            while child.pid is not None and process_alive(child.pid, child.created_at):
-                if time.monotonic() > deadline:
-                    raise ConfigError(
-                        f"{self._run_dir}: {name} of an earlier deployment still runs (pid {child.pid}): end it first"
-                    )
-                time.sleep(POLL_INTERVAL_S)
+        while any(child.alive for child in left.values()) and time.monotonic() < deadline:
+            time.sleep(POLL_INTERVAL_S)
+        for name, child in left.items():
+            if child.alive:
+                logger.warning("%s of an earlier deployment (pid %s) does not end and is killed", name, child.pid)
+                child.send(signal.SIGKILL)
 
     def _check_model(self) -> None:
         """What was learned belongs to one base: on another of the same shape it would load, and mean nothing."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.policy_files import ADAPTER_DIR, fsync, verify_manifest, write_manifest
+from openclaw_rl.policy_files import ADAPTER_DIR, CorruptPolicy, fsync, verify_manifest, write_manifest
 from openclaw_rl.training.trainer import Trainer, TrainerState
 
 log = logging.getLogger(__name__)
@@ -93,22 +93,35 @@ class UnknownCheckpoints(ConfigError):
     """Checkpoints that the store knows nothing of: it was lost or exchanged, and overwriting them would lose more."""
 
 
-def discard_uncommitted(root: Path, last_step: int) -> list[str]:
+def discard_uncommitted(root: Path, last_step: int, known: Callable[[Sequence[str]], bool]) -> list[str]:
     """Remove what a dead trainer left: half-written directories, and the checkpoint of the step it did not commit.
 
+    `known` says whether the store knows any of these samples (turn ids): a checkpoint of the next step that was made
+    of others is not this store's.
+
     Raises:
-        UnknownCheckpoints: if there are later ones, which no dead trainer of this store can have left.
+        UnknownCheckpoints: if there are any that no dead trainer of this store can have left.
     """
     found = _directories(root)
-    strange = [path.name for path in found if (_step_of(path) or 0) > last_step + 1]
+    ahead = [path for path in found if (_step_of(path) or 0) > last_step]
+    strange = [path.name for path in ahead if _step_of(path) != last_step + 1 or not known(_samples_of(path))]
     if strange:
         raise UnknownCheckpoints(
-            f"{root} holds {', '.join(sorted(strange))}, but the store's last step is {last_step}: move them away"
+            f"{root} holds {', '.join(sorted(strange))}, of which the store, whose last step is {last_step}, knows "
+            "nothing: put the store back that they belong to, or move them away"
         )
-    removed = [path for path in found if path.name.startswith(_TEMPORARY) or _step_of(path) == last_step + 1]
+    removed = [*(path for path in found if path.name.startswith(_TEMPORARY)), *ahead]
     for path in removed:
         shutil.rmtree(path)
     return [path.name for path in removed]
+
+
+def _samples_of(path: Path) -> Sequence[str]:
+    """The samples that a checkpoint was made of; none where it cannot be read."""
+    try:
+        return load_checkpoint(path).trained
+    except CorruptPolicy:
+        return ()
 
 
 def prune_checkpoints(root: Path, *, keep: int, in_use: Collection[int]) -> list[str]:

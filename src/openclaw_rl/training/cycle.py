@@ -12,7 +12,6 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from openclaw_rl.config import Config
 from openclaw_rl.policy_files import adapter_dir
@@ -22,11 +21,11 @@ from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, ou
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import (
     discard_uncommitted,
-    load_checkpoint,
     prune_checkpoints,
     save_checkpoint,
 )
 from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
+from openclaw_rl.training.recovery import fall_back, newest_intact
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.types import LoopName, PolicyVersion, Sample, StepRecord, VersionState
 
@@ -105,7 +104,7 @@ class TrainingLoop:
         released = self._store.samples.release_claims()
         steps = self._store.samples.steps()
         last = steps[-1].step if steps else 0
-        removed = discard_uncommitted(self._config.checkpoints_dir, last)
+        removed = discard_uncommitted(self._config.checkpoints_dir, last, self._store.turns.any_known)
         self._restore(steps)
         log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
 
@@ -156,10 +155,16 @@ class TrainingLoop:
         self._restore(self._store.samples.steps())
 
     def _restore(self, steps: Sequence[StepRecord]) -> None:
-        """Take the weights of the last step whose version was not rejected, and count on from the very last step."""
+        """Take the weights of the last step whose version was not rejected, and count on from the very last step.
+
+        A checkpoint that is not what was written is passed over, and its version taken out of service.
+        """
         rejected = {v.version for v in self._store.versions.all() if v.state is VersionState.REJECTED}
         good = [step for step in steps if step.version not in rejected]
-        state = load_checkpoint(Path(good[-1].checkpoint)) if good else self._fresh
+        intact = newest_intact(good)
+        if intact.damaged:
+            fall_back(self._store, intact)
+        state = self._fresh if intact.state is None else intact.state
         self._trainer.restore(dataclasses.replace(state, step=steps[-1].step if steps else 0))
 
     def _expire_stale(self) -> None:

@@ -93,6 +93,9 @@ class ChatEndpoint:
                 await self._while_client_listens(exchange, receive)
         except ClientGone:
             return
+        except asyncio.CancelledError:  # the gateway stops
+            if not outlet.done:
+                raise
         except errors.GatewayError as error:  # refused before it was accepted
             await self._tell(outlet, error)
 
@@ -145,6 +148,8 @@ class ChatEndpoint:
         except asyncio.CancelledError:
             status, code = ("cancelled", "client_gone") if exchange.client_gone else ("failed", "gateway_stopped")
             await self._record_failure(exchange, status, code)
+            if not exchange.client_gone:
+                await self._tell(exchange.outlet, errors.unavailable("The gateway is stopping."))
             raise
         except ClientGone:  # noticed while sending
             await self._record_failure(exchange, "cancelled", "client_gone")

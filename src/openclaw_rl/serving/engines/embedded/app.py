@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect
 
 from openclaw_rl.serving.engines.embedded import wire
 from openclaw_rl.serving.engines.protocol import ChatEvent, Engine, EngineError, InvalidEngineRequest
@@ -23,6 +24,8 @@ _POLL_S = 0.1
 _GRACE_S = 3
 _LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 """What `Host` may say: a page whose own name resolves to loopback (DNS rebinding) says its own."""
+_CLIENT_GONE = 499
+"""The status of a request whose client was killed in mid-sentence: nobody reads it."""
 
 
 def create_app(engine: Engine) -> FastAPI:
@@ -35,6 +38,10 @@ def create_app(engine: Engine) -> FastAPI:
         if not isinstance(error, EngineError):
             raise error
         return JSONResponse(wire.error_to_json(error), status_code=error.status)
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=_CLIENT_GONE)
 
     @app.post("/chat")
     async def chat(request: Request) -> Response:
