@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.config import LossConfig
+from openclaw_rl.training.advantages import telling_rewards
 from openclaw_rl.training.losses import token_weights
 from openclaw_rl.types import Method, Sample
 
@@ -137,6 +138,11 @@ class TrainBatch:
     demo_owners: tuple[int, ...]
 
     @property
+    def acting(self) -> tuple[TokenSequence, ...]:
+        """The sequences of the samples that have a signal."""
+        return tuple(s for i, s in enumerate(self.sequences) if bool(self.weights[self.starts[i]] > 0))
+
+    @property
     def hinted(self) -> tuple[int, ...]:
         """Indices of the samples that the teacher is asked about."""
         return tuple(i for i, start in enumerate(self.starts[:-1]) if bool(self.hint_mask[start]))
@@ -152,6 +158,20 @@ class TrainBatch:
         """The rewards that exist, one per sample."""
         firsts = torch.tensor(self.starts[:-1], dtype=torch.long, device=self.rewards.device)
         return self.rewards[firsts][self.reward_mask[firsts]]
+
+    @property
+    def corrected(self) -> tuple[TokenSequence, ...]:
+        """The demonstrations again, each after the prompt that holds the correction: where they were drawn."""
+        return tuple(
+            replace(demo, prompt_ids=self.samples[owner].tokens.prompt_ids)
+            for owner, demo in zip(self.demo_owners, self.demos, strict=True)
+        )
+
+    def spread_over_rewards(self, values: Sequence[float]) -> Tensor:
+        """One value for each sample with a reward, in order (or none at all), at each of its tokens; else 0: [N]."""
+        remaining = iter(values)
+        per_sample = [0.0 if s.reward is None else next(remaining, 0.0) for s in self.samples]
+        return torch.tensor(per_sample, dtype=torch.float32, device=self.owner.device)[self.owner]
 
 
 def build_batch(
@@ -171,7 +191,7 @@ def build_batch(
         return torch.tensor(list(values), dtype=dtype).repeat_interleave(torch.tensor(lengths))
 
     owner = spread(range(len(samples)), torch.long)
-    reward_mask = spread([use_reward and sample.reward is not None for sample in samples], torch.bool)
+    reward_mask = spread(telling_rewards(samples, loss) if use_reward else [False] * len(samples), torch.bool)
     hint_mask = spread([use_hint and sample.hint is not None for sample in samples], torch.bool)
     retries = [(s, s.retry) for s in samples if use_retry and s.retry is not None]
     demo_lengths = [len(retry.response_ids) for _, retry in retries]

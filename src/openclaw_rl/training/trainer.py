@@ -8,9 +8,10 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from torch import Tensor
 from openclaw_rl.config import TrainingConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.training import gate, losses
-from openclaw_rl.training.advantages import running_baseline
+from openclaw_rl.training.advantages import Compared, reward_advantages, rewarded
 from openclaw_rl.training.batch import MicroBatch, TokenSequence, TrainBatch, build_batch, plan_micro_batches
+from openclaw_rl.training.custom_loss import CustomLoss, given_by
 from openclaw_rl.training.meter import Meter
-from openclaw_rl.training.objective import StepContext, loss_terms
+from openclaw_rl.training.objective import StepContext, demonstration_terms, fill_mean_log_ratio, loss_terms
 from openclaw_rl.training.scorer import Mode, Scorer
 from openclaw_rl.types import Sample
 
@@ -55,11 +57,12 @@ class StepOutcome:
 class TrainerState:
     """All that a step changes: what a checkpoint holds and what a refused step goes back to.
 
-    `step` counts committed steps, and is also the version of the adapter that they made.
+    `step` counts committed steps, and is also the version of the adapter that they made. `averages`: the moving
+    averages of rewards, by the key that each belongs to.
     """
 
     step: int
-    baseline: float | None
+    averages: dict[str, float]
     adapter: dict[str, Tensor]
     optimizer: dict[str, Any]
     rng: Tensor
@@ -102,10 +105,12 @@ class Trainer:
         self.model = _with_adapter(model, config)
         self.model.peft_config["default"].base_model_name_or_path = base_path
         self.scorer = Scorer(self.model)
+        path = config.custom_loss_function_path
+        self._custom = None if path is None else CustomLoss.load(path, config.loss)
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(self._parameters, **self._optimizer_settings())
         self.step_number = 0
-        self.baseline: float | None = None
+        self.averages: dict[str, float] = {}
         self._trained: tuple[str, ...] = ()
 
     # --- state ---------------------------------------------------------------------------------------------
@@ -115,7 +120,7 @@ class Trainer:
         adapter = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return TrainerState(
             step=self.step_number,
-            baseline=self.baseline,
+            averages=dict(self.averages),
             adapter=_copy_on_cpu(adapter),
             optimizer=_copy_on_cpu(self._optimizer.state_dict()),
             rng=torch.get_rng_state(),
@@ -137,7 +142,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group.update(self._optimizer_settings())
         torch.set_rng_state(state.rng)
-        self.step_number, self.baseline, self._trained = state.step, state.baseline, state.trained
+        self.step_number, self.averages, self._trained = state.step, dict(state.averages), state.trained
 
     def _optimizer_settings(self) -> dict[str, Any]:
         config = self.config
@@ -194,44 +199,48 @@ class Trainer:
         )
 
     def _train(self, batch: TrainBatch, meter: Meter, progress: Progress) -> str | None:
-        context, next_baseline = self._context(batch, progress)
-        meter.set("baseline", context.baseline)
+        compared = self._compare_rewards(batch)
+        if compared.expected:
+            meter.set("baseline", statistics.fmean(compared.expected))
+        context = self._context(batch, compared, progress)
         for epoch in range(self.config.epochs_per_batch):
             self._optimizer.zero_grad(set_to_none=True)
             self._policy_gradients(context, meter, progress, first=epoch == 0)
             if epoch == 0:  # a demonstration is shown once, however often the batch is gone over
                 self._retry_gradients(batch, meter, progress)
             self._apply(batch, meter)
-        self.baseline = next_baseline
+        self.averages = compared.averages
         progress("probing the new weights")
         meter.set("kl_after", self._probe(context))
         return gate.verdict(meter.means(), self._parameters, self.config.gate)
 
-    def _context(self, batch: TrainBatch, progress: Progress) -> tuple[StepContext, float | None]:
+    def _compare_rewards(self, batch: TrainBatch) -> Compared:
+        used = batch.samples if bool(batch.reward_mask.any()) else ()
+        return reward_advantages(rewarded(used, self.config.loss), self.averages, self.config.loss)
+
+    def _context(self, batch: TrainBatch, compared: Compared, progress: Progress) -> StepContext:
         """Everything that is read before the first gradient: the reference, and the teacher under the hints."""
-        size, budget = batch.targets.numel(), self.config.max_tokens_per_micro_batch
-        used, next_baseline = 0.0, self.baseline
-        if self.config.loss.baseline == "running":
-            used, next_baseline = running_baseline(
-                self.baseline, batch.present_rewards, self.config.loss.baseline_decay
-            )
-
-        def read(sequences: Sequence[TokenSequence], mode: Mode) -> Tensor:
-            return self.scorer.hidden_row(
-                sequences, mode, length=size, max_tokens=budget, progress=lambda: progress(f"reading the {mode}")
-            )
-
-        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
-        reference = read(acting, Mode.REFERENCE)
-        teacher = read([self._hinted(batch, index) for index in batch.hinted], Mode.TEACHER)
-        context = StepContext(
+        reference = self._read(batch.acting, Mode.REFERENCE, batch.targets, progress)
+        hinted = [self._hinted(batch, index) for index in batch.hinted]
+        teacher = self._read(hinted, Mode.TEACHER, batch.targets, progress)
+        return StepContext(
             batch=batch,
-            baseline=used,
+            reward_advantage=batch.spread_over_rewards(compared.advantages),
             reference=reference,
             teacher=teacher,
             old=torch.zeros_like(reference),
+            mean_log_ratio=torch.zeros_like(batch.old),
         )
-        return context, next_baseline
+
+    def _read(self, sequences: Sequence[TokenSequence], mode: Mode, row: Tensor, progress: Progress) -> Tensor:
+        """Hidden states of sequences, without gradients, as a flat row as long as `row`."""
+        return self.scorer.hidden_row(
+            sequences,
+            mode,
+            length=row.numel(),
+            max_tokens=self.config.max_tokens_per_micro_batch,
+            progress=lambda: progress(f"reading the {mode}"),
+        )
 
     def _hinted(self, batch: TrainBatch, index: int) -> TokenSequence:
         """The same response ids under the prompt that holds the hint."""
@@ -240,19 +249,22 @@ class Trainer:
         return TokenSequence(prompt_ids=prompt, response_ids=own.response_ids, start=own.start)
 
     def _policy_gradients(self, context: StepContext, meter: Meter, progress: Progress, *, first: bool) -> None:
-        batch = context.batch
-        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
-        for micro in self._micro_batches(acting):
+        batch, loss_config, distribution = context.batch, self.config.loss, self.scorer.log_distribution
+        if self._custom is not None and batch.acting:
+            states = self._read(batch.acting, Mode.TEACHER, batch.targets, progress)
+            given = given_by(self._custom, states, context, distribution, loss_config)
+            context = replace(context, given=given)
+        for micro in self._micro_batches(batch.acting):
             hidden = self.scorer.hidden(micro, Mode.STUDENT)
             if first:
                 context.old[micro.flat] = hidden.detach().float()
+            if loss_config.kind == "gspo":
+                fill_mean_log_ratio(hidden.detach(), micro.flat, context, distribution, loss_config, first=first)
             leaf = hidden.detach().requires_grad_()
             for piece in _pieces(leaf.shape[0]):
                 flat = micro.flat[piece]
-                student = self.scorer.log_distribution(leaf[piece], batch.temperature[flat])
-                terms = loss_terms(
-                    student, flat, context, self.scorer.log_distribution, self.config.loss, first=first
-                )
+                student = distribution(leaf[piece], batch.temperature[flat])
+                terms = loss_terms(student, flat, context, distribution, loss_config, first=first)
                 weights = batch.weights[flat]
                 loss = (terms.total * weights).sum()
                 untouched = batch.versions[flat] == self.step_number if first else torch.zeros_like(flat).bool()
@@ -263,15 +275,17 @@ class Trainer:
             progress("computing gradients")
 
     def _retry_gradients(self, batch: TrainBatch, meter: Meter, progress: Progress) -> None:
+        teacher = None
+        if self.config.loss.retry == "forward_kl":
+            teacher = self._read(batch.corrected, Mode.TEACHER, batch.demo_targets, progress)
         for micro in self._micro_batches(batch.demos):
             hidden = self.scorer.hidden(micro, Mode.STUDENT)
             leaf = hidden.detach().requires_grad_()
             for piece in _pieces(leaf.shape[0]):
                 flat = micro.flat[piece]
                 logprobs = self.scorer.log_distribution(leaf[piece], batch.demo_temperature[flat])
-                own = logprobs.gather(-1, batch.demo_targets[flat].unsqueeze(-1)).squeeze(-1)
-                nll = losses.negative_log_likelihood(own)
-                loss = self.config.loss.w_retry * (nll * batch.demo_weights[flat]).sum()
+                terms = demonstration_terms(logprobs, flat, batch, teacher, self.scorer.log_distribution)
+                loss = self.config.loss.w_retry * (terms * batch.demo_weights[flat]).sum()
                 meter.total("loss_retry", float(loss.detach()))
                 _backward(loss)
             _continue_backward(hidden, leaf)
@@ -294,9 +308,8 @@ class Trainer:
     def _probe(self, context: StepContext) -> float:
         """Mean exact KL to the base of the new weights, nats per token, on the shortest sequences of the batch."""
         batch = context.batch
-        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
         values = []
-        for sequence in sorted(acting, key=len)[:PROBE_SEQUENCES]:
+        for sequence in sorted(batch.acting, key=len)[:PROBE_SEQUENCES]:
             (micro,) = plan_micro_batches([sequence], len(sequence), self.scorer.device)
             with torch.no_grad():
                 hidden = self.scorer.hidden(micro, Mode.TEACHER)
