@@ -28,6 +28,8 @@ from openclaw_rl.types import Sample
 
 OPTION = "training.custom_loss_function_path"
 
+NOTHING_LEARNED = f"{OPTION}: what it returns does not depend on policy_logprobs, so that nothing would be learned"
+
 POSITIONAL = ("policy_logprobs", "reference_logprobs", "rewards", "advantages", "config")
 """What a function takes in these places, whatever it calls them (the earlier guide says `policy_logits`)."""
 
@@ -87,7 +89,9 @@ class CustomLoss:
         first = [self._config if name == "config" else values[name] for name in POSITIONAL]
         returned = self._function(*first, **{name: values[name] for name in self._extras})
         loss = self._as_scalar(returned, inputs)
-        (slope,) = torch.autograd.grad(loss, inputs.policy_logprobs)
+        (slope,) = torch.autograd.grad(loss, inputs.policy_logprobs, allow_unused=True)
+        if slope is None:
+            raise ConfigError(NOTHING_LEARNED)
         return Given(value=float(loss.detach()), slope=slope)
 
     def _as_scalar(self, returned: object, inputs: LossInputs) -> Tensor:
