@@ -41,7 +41,7 @@ def batch_of_everything(trainer: Trainer) -> list[Sample]:
     groups = ["g1", "g1", None, None, "g2", None, "g2", None]
     steps = [("t", 0), ("t", 1), None, ("t", 0), None, None, None, ("t", 1)]
     rewards = [1.0, -1.0, None, 0.5, 1.0, None, 1.0, -0.5]
-    made = []
+    made: list[Sample] = []
     generator = torch.Generator().manual_seed(11)
     for sample, group, step, reward in zip(samples, groups, steps, rewards, strict=True):
         noise = 1.2 * torch.rand(len(sample.logprobs), generator=generator) - 0.6
