@@ -24,14 +24,14 @@ Distribution = Callable[[Tensor, Tensor], Tensor]
 class StepContext:
     """What a step knows before its first gradient. Flat rows [N, H] of hidden states, without gradients.
 
-    `teacher` is meaningful only where `batch.hint_mask` is; `old` is the student's before the step, filled in during
+    `reference` is None where the loss has no KL term: then nobody reads it. `teacher` is meaningful only where `batch.hint_mask` is; `old` is the student's before the step, filled in during
     the first pass (and read in later ones: in the first the student still is its old self). `baseline` is subtracted
     from rewards.
     """
 
     batch: TrainBatch
     baseline: float
-    reference: Tensor
+    reference: Tensor | None
     teacher: Tensor
     old: Tensor
 
@@ -103,16 +103,20 @@ def loss_terms(
     policy = losses.clipped_policy_loss(sampled, old, advantage, clip_low=config.clip_low, clip_high=config.clip_high)
     acting = reward_mask if config.opd_top_k else reward_mask | hint_mask
     policy = torch.where(acting, policy, torch.zeros_like(policy))
-    kl = losses.exact_kl(student, distribution(context.reference[flat], temperature))
+    kl = None
+    if context.reference is not None:
+        kl = losses.exact_kl(student, distribution(context.reference[flat], temperature))
     clip = losses.clipped_share(sampled, old, advantage, clip_low=config.clip_low, clip_high=config.clip_high)
     statistics = {
-        "kl": kl.detach(),
         "entropy": losses.entropy(student.detach()),
         "ratio": losses.policy_ratio(sampled.detach(), old),
         "clip_fraction": clip.float(),
         "gap": (sampled.detach() - old).abs(),
     }
-    return Terms(policy=policy, distillation=distillation, kl=config.kl_coef * kl, statistics=statistics)
+    if kl is not None:
+        statistics["kl"] = kl.detach()
+    weighted = torch.zeros_like(policy) if kl is None else config.kl_coef * kl
+    return Terms(policy=policy, distillation=distillation, kl=weighted, statistics=statistics)
 
 
 def chosen_logprobs(logprobs: Tensor, targets: Tensor, kept: Tensor) -> Tensor:
