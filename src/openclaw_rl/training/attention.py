@@ -30,10 +30,10 @@ def attend_within_rows(
     sliding_window: int | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each row to itself: [1, heads, T, D] three times (fewer heads in keys and values) -> [1, T, heads, D].
+    """Causal attention of each row to itself: [1, heads, T, D] three times -> [1, T, heads, D].
 
-    `row_lengths` sum to T; without them every batch row [B, heads, T, D] is one. `sliding_window`: how many tokens
-    back, itself included, a token sees.
+    Keys and values may have fewer heads (grouped queries). `row_lengths` sum to T; without them every batch row
+    [B, heads, T, D] is one. `sliding_window`: how many tokens back, itself included, a token sees.
 
     Raises:
         ValueError: a mask was given, which this function would not honour, or the lengths do not add up.
@@ -45,7 +45,7 @@ def attend_within_rows(
     if sum(lengths) != query.shape[2]:
         raise ValueError(f"rows of {sum(lengths)} tokens in a pass of {query.shape[2]}")
     attended = []
-    parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)
+    parts = zip(*(torch.split(tensor, lengths, dim=2) for tensor in (query, key, value)), strict=True)
     for length, (q, k, v) in zip(lengths, parts, strict=True):
         mask = _window(length, sliding_window, query.device)
         attended.append(sdpa(module, q, k, v, mask, is_causal=mask is None, **arguments)[0])

@@ -49,7 +49,7 @@ class Gradients:
     progress: Progress
 
     def of_policy(self, context: StepContext, meter: Meter, *, first: bool) -> None:
-        """All loss terms of a batch. `first`: this is the first pass over it, and the student is still its old self."""
+        """All loss terms of a batch. `first`: the first time over it, when the student is still its old self."""
         batch = context.batch
 
         def loss(hidden: Tensor, flat: Tensor) -> Tensor:

@@ -24,9 +24,9 @@ Distribution = Callable[[Tensor, Tensor], Tensor]
 class StepContext:
     """What a step knows before its first gradient. Flat rows [N, H] of hidden states, without gradients.
 
-    `reference` is None where the loss has no KL term: then nobody reads it. `teacher` is meaningful only where `batch.hint_mask` is; `old` is the student's before the step, filled in during
-    the first pass (and read in later ones: in the first the student still is its old self). `baseline` is subtracted
-    from rewards.
+    `reference` is None where the loss has no KL term: then nobody reads it. `teacher` is meaningful only where
+    `batch.hint_mask` is; `old` is the student's before the step, filled in during the first pass (and read in later
+    ones: in the first the student still is its old self). `baseline` is subtracted from rewards.
     """
 
     batch: TrainBatch
