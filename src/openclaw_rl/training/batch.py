@@ -18,9 +18,9 @@ from openclaw_rl.training.losses import token_weights
 from openclaw_rl.types import Method, Sample
 
 if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+    from openclaw_rl.training.packing import Pack
 
-Carrier = TypeVar("Carrier", bound="DataclassInstance")
+Carrier = TypeVar("Carrier", "Pack", "TrainBatch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
