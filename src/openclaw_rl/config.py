@@ -258,8 +258,10 @@ class TrainingConfig(Section):
     epochs_per_batch: Count = 1
     """Optimiser passes over one batch before it is published."""
     max_tokens_per_micro_batch: Count = 256
-    """Padded tokens in one forward pass; memory grows with it, about 1.5 MB a token for SmolLM2. On a CPU more is no
-    faster."""
+    """Tokens in one forward pass (a longer conversation is a pass of its own); memory grows with it, about 1.5 MB a
+    token for SmolLM2. On a CPU more is no faster."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input and compute the rest anew for the gradient: a third slower, in much less memory."""
     max_staleness: Count = 8
     """Samples drawn more versions ago than this expire, counted."""
     keep_checkpoints: Count = 4

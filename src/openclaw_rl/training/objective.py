@@ -38,18 +38,18 @@ class Given:
 class StepContext:
     """What a step knows before its first gradient. Flat rows [N, H] of hidden states, without gradients.
 
-    `teacher` is meaningful only where `batch.hint_mask` is; `old` is the student's before the step, filled in during
-    the first pass (and read in later ones: in the first the student still is its old self).
+    `reference` is None where the loss has no use for it: then nobody reads it. `teacher` is meaningful only where
+    `batch.hint_mask` is; `old` is the student's before the step, filled in during the first pass (and read in later
+    ones: in the first the student still is its old self).
 
     `reward_advantage` [N]: of each token's answer, 0 where it has no reward. `mean_log_ratio` [N]: of each token's
     answer, filled in before its gradient where the loss has one ratio for each answer (`fill_mean_log_ratio`).
-    `given`:
-    a custom loss, which takes the place of every other term.
+    `given`: a custom loss, which takes the place of every other term.
     """
 
     batch: TrainBatch
     reward_advantage: Tensor
-    reference: Tensor
+    reference: Tensor | None
     teacher: Tensor
     old: Tensor
     mean_log_ratio: Tensor
@@ -117,9 +117,11 @@ def loss_terms(
     opd, distillation = _distillation(piece, context, distribution, config, first=first)
     advantage = _advantage(piece, opd, context, config)
     ratio = _ratio(piece, context, config)
-    kl, exact = _kl(piece, distribution(context.reference[flat], piece.temperature), config)
-    statistics = {"kl": exact.detach(), **_statistics(piece, ratio.detach(), advantage, config)}
-    nothing = torch.zeros_like(piece.sampled)
+    statistics = _statistics(piece, ratio.detach(), advantage, config)
+    nothing = kl = torch.zeros_like(piece.sampled)
+    if context.reference is not None:
+        kl, exact = _kl(piece, distribution(context.reference[flat], piece.temperature), config)
+        statistics["kl"] = exact.detach()
     if context.given is not None:
         policy = _given_terms(piece, context, context.given)
         return Terms(policy=policy, distillation=nothing, kl=nothing, entropy=nothing, statistics=statistics)
@@ -135,12 +137,13 @@ def loss_terms(
 def token_advantages(
     student: Tensor, flat: Tensor, context: StepContext, distribution: Distribution, config: LossConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a custom loss is told of n tokens before the step; all [n], without gradients.
+    """What a custom loss, for which the reference is always read, is told of n tokens; all [n], without gradients.
 
     Log-probabilities of the student and of the reference, those of the teacher (NaN where no hint is), and the
     advantage, which is the sum of the reward's and the distillation's.
     """
     with torch.no_grad():
+        assert context.reference is not None
         piece = _piece(student, flat, context, distribution, config, first=True)
         opd, _ = _distillation(piece, context, distribution, config, first=True)
         reference = distribution(context.reference[flat], piece.temperature)

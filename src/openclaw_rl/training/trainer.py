@@ -10,8 +10,8 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,25 +22,21 @@ from openclaw_rl.config import TrainingConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.training import gate, losses
 from openclaw_rl.training.advantages import Compared, reward_advantages, rewarded
-from openclaw_rl.training.batch import MicroBatch, TokenSequence, TrainBatch, build_batch, plan_micro_batches
-from openclaw_rl.training.custom_loss import CustomLoss, given_by
+from openclaw_rl.training.batch import TokenSequence, TrainBatch, build_batch
+from openclaw_rl.training.custom_loss import CustomLoss
+from openclaw_rl.training.gradients import Gradients, NonFinite, Progress, pieces
 from openclaw_rl.training.meter import Meter
-from openclaw_rl.training.objective import StepContext, demonstration_terms, fill_mean_log_ratio, loss_terms
+from openclaw_rl.training.objective import StepContext
 from openclaw_rl.training.scorer import Mode, Scorer
 from openclaw_rl.types import Sample
 
 log = logging.getLogger(__name__)
-
-HEAD_CHUNK = 64
-"""Response tokens whose distributions exist at once: 64 x 49,152 entries are 13 MB, and a dozen such are alive."""
 
 PROBE_SEQUENCES = 2
 """Sequences read again after the step, so that the gate judges the new weights and not the old."""
 
 TeacherPrompt = Callable[[Sample], Sequence[int]]
 """The token ids of a sample's prompt with its hint put in; asked only for samples that have one."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,10 +63,6 @@ class TrainerState:
     optimizer: dict[str, Any]
     rng: Tensor
     trained: tuple[str, ...] = field(default=())
-
-
-class NonFinite(ArithmeticError):
-    """A loss or a gradient that is no number."""
 
 
 class Trainer:
@@ -104,7 +96,7 @@ class Trainer:
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.model = _with_adapter(model, config)
         self.model.peft_config["default"].base_model_name_or_path = base_path
-        self.scorer = Scorer(self.model)
+        self.scorer = Scorer(self.model, gradient_checkpointing=config.gradient_checkpointing)
         path = config.custom_loss_function_path
         self._custom = None if path is None else CustomLoss.load(path, config.loss)
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -199,20 +191,34 @@ class Trainer:
         )
 
     def _train(self, batch: TrainBatch, meter: Meter, progress: Progress) -> str | None:
+        self.averages = self.update(batch, meter, progress)
+        progress("probing the new weights")
+        meter.set("kl_after", self._probe(batch))
+        return gate.verdict(meter.means(), self._parameters, self.config.gate)
+
+    def update(self, batch: TrainBatch, meter: Meter, progress: Progress = lambda _: None) -> dict[str, float]:
+        """Go over the batch `epochs_per_batch` times: gradients and an optimiser step each. Nothing is undone.
+
+        Returns:
+            The moving averages of rewards after this batch.
+
+        Raises:
+            NonFinite: a loss or a gradient is no number; the parameters may have moved in an earlier pass.
+        """
         compared = self._compare_rewards(batch)
         if compared.expected:
             meter.set("baseline", statistics.fmean(compared.expected))
         context = self._context(batch, compared, progress)
+        gradients = Gradients(
+            scorer=self.scorer, config=self.config, custom=self._custom, version=self.step_number, progress=progress
+        )
         for epoch in range(self.config.epochs_per_batch):
             self._optimizer.zero_grad(set_to_none=True)
-            self._policy_gradients(context, meter, progress, first=epoch == 0)
+            gradients.of_policy(context, meter, first=epoch == 0)
             if epoch == 0:  # a demonstration is shown once, however often the batch is gone over
-                self._retry_gradients(batch, meter, progress)
+                gradients.of_retries(batch, meter)
             self._apply(batch, meter)
-        self.averages = compared.averages
-        progress("probing the new weights")
-        meter.set("kl_after", self._probe(context))
-        return gate.verdict(meter.means(), self._parameters, self.config.gate)
+        return compared.averages
 
     def _compare_rewards(self, batch: TrainBatch) -> Compared:
         used = batch.samples if bool(batch.reward_mask.any()) else ()
@@ -220,26 +226,21 @@ class Trainer:
 
     def _context(self, batch: TrainBatch, compared: Compared, progress: Progress) -> StepContext:
         """Everything that is read before the first gradient: the reference, and the teacher under the hints."""
-        reference = self._read(batch.acting, Mode.REFERENCE, batch.targets, progress)
-        hinted = [self._hinted(batch, index) for index in batch.hinted]
-        teacher = self._read(hinted, Mode.TEACHER, batch.targets, progress)
+        size, budget = batch.targets.numel(), self.config.max_tokens_per_micro_batch
+        uses_reference = self.config.loss.kl_coef > 0 or self._custom is not None
+
+        def read(sequences: Sequence[TokenSequence], mode: Mode) -> Tensor:
+            return self.scorer.hidden_row(
+                sequences, mode, length=size, max_tokens=budget, progress=lambda: progress(f"reading the {mode}")
+            )
+
         return StepContext(
             batch=batch,
             reward_advantage=batch.spread_over_rewards(compared.advantages),
-            reference=reference,
-            teacher=teacher,
-            old=torch.zeros_like(reference),
+            reference=read(batch.acting, Mode.REFERENCE) if uses_reference else None,
+            teacher=read([self._hinted(batch, index) for index in batch.hinted], Mode.TEACHER),
+            old=self.scorer.empty_row(size),
             mean_log_ratio=torch.zeros_like(batch.old),
-        )
-
-    def _read(self, sequences: Sequence[TokenSequence], mode: Mode, row: Tensor, progress: Progress) -> Tensor:
-        """Hidden states of sequences, without gradients, as a flat row as long as `row`."""
-        return self.scorer.hidden_row(
-            sequences,
-            mode,
-            length=row.numel(),
-            max_tokens=self.config.max_tokens_per_micro_batch,
-            progress=lambda: progress(f"reading the {mode}"),
         )
 
     def _hinted(self, batch: TrainBatch, index: int) -> TokenSequence:
@@ -247,52 +248,6 @@ class Trainer:
         own = batch.sequences[index]
         prompt = tuple(self._teacher_prompt(batch.samples[index]))
         return TokenSequence(prompt_ids=prompt, response_ids=own.response_ids, start=own.start)
-
-    def _policy_gradients(self, context: StepContext, meter: Meter, progress: Progress, *, first: bool) -> None:
-        batch, loss_config, distribution = context.batch, self.config.loss, self.scorer.log_distribution
-        if self._custom is not None and batch.acting:
-            states = self._read(batch.acting, Mode.TEACHER, batch.targets, progress)
-            given = given_by(self._custom, states, context, distribution, loss_config)
-            context = replace(context, given=given)
-        for micro in self._micro_batches(batch.acting):
-            hidden = self.scorer.hidden(micro, Mode.STUDENT)
-            if first:
-                context.old[micro.flat] = hidden.detach().float()
-            if loss_config.kind == "gspo":
-                fill_mean_log_ratio(hidden.detach(), micro.flat, context, distribution, loss_config, first=first)
-            leaf = hidden.detach().requires_grad_()
-            for piece in _pieces(leaf.shape[0]):
-                flat = micro.flat[piece]
-                student = distribution(leaf[piece], batch.temperature[flat])
-                terms = loss_terms(student, flat, context, distribution, loss_config, first=first)
-                weights = batch.weights[flat]
-                loss = (terms.total * weights).sum()
-                untouched = batch.versions[flat] == self.step_number if first else torch.zeros_like(flat).bool()
-                meter.add_terms(terms, weights, same_version=untouched)
-                _backward(loss)
-            progress("computing gradients")
-            _continue_backward(hidden, leaf)
-            progress("computing gradients")
-
-    def _retry_gradients(self, batch: TrainBatch, meter: Meter, progress: Progress) -> None:
-        teacher = None
-        if self.config.loss.retry == "forward_kl":
-            teacher = self._read(batch.corrected, Mode.TEACHER, batch.demo_targets, progress)
-        for micro in self._micro_batches(batch.demos):
-            hidden = self.scorer.hidden(micro, Mode.STUDENT)
-            leaf = hidden.detach().requires_grad_()
-            for piece in _pieces(leaf.shape[0]):
-                flat = micro.flat[piece]
-                logprobs = self.scorer.log_distribution(leaf[piece], batch.demo_temperature[flat])
-                terms = demonstration_terms(logprobs, flat, batch, teacher, self.scorer.log_distribution)
-                loss = self.config.loss.w_retry * (terms * batch.demo_weights[flat]).sum()
-                meter.total("loss_retry", float(loss.detach()))
-                _backward(loss)
-            _continue_backward(hidden, leaf)
-            progress("computing gradients of accepted retries")
-
-    def _micro_batches(self, sequences: Sequence[TokenSequence]) -> Iterator[MicroBatch]:
-        yield from plan_micro_batches(sequences, self.config.max_tokens_per_micro_batch, self.scorer.device)
 
     def _apply(self, batch: TrainBatch, meter: Meter) -> None:
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
@@ -305,19 +260,16 @@ class Trainer:
             group["lr"] = self.config.lr * share
         self._optimizer.step()
 
-    def _probe(self, context: StepContext) -> float:
+    def _probe(self, batch: TrainBatch) -> float:
         """Mean exact KL to the base of the new weights, nats per token, on the shortest sequences of the batch."""
-        batch = context.batch
         values = []
         for sequence in sorted(batch.acting, key=len)[:PROBE_SEQUENCES]:
-            (micro,) = plan_micro_batches([sequence], len(sequence), self.scorer.device)
+            (pack,) = self.scorer.plan([sequence], len(sequence))
             with torch.no_grad():
-                hidden = self.scorer.hidden(micro, Mode.TEACHER)
-                for piece in _pieces(hidden.shape[0]):
-                    flat = micro.flat[piece]
-                    temperature = batch.temperature[flat]
-                    student = self.scorer.log_distribution(hidden[piece], temperature)
-                    reference = self.scorer.log_distribution(context.reference[flat], temperature)
+                now, base = (self.scorer.hidden(pack, mode) for mode in (Mode.TEACHER, Mode.REFERENCE))
+                for piece in pieces(now.shape[0]):
+                    temperature = batch.temperature[pack.flat[piece]]
+                    student, reference = (self.scorer.log_distribution(h[piece], temperature) for h in (now, base))
                     values.append(losses.exact_kl(student, reference))
         return float(torch.cat(values).mean()) if values else 0.0
 
@@ -346,23 +298,6 @@ def _copy_on_cpu(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_copy_on_cpu(item) for item in value)
     return copy.deepcopy(value)
-
-
-def _pieces(length: int) -> Iterator[slice]:
-    for start in range(0, length, HEAD_CHUNK):
-        yield slice(start, min(start + HEAD_CHUNK, length))
-
-
-def _backward(loss: Tensor) -> None:
-    if not bool(torch.isfinite(loss.detach())):
-        raise NonFinite("loss_not_finite")
-    loss.backward()  # type: ignore[no-untyped-call]
-
-
-def _continue_backward(hidden: Tensor, leaf: Tensor) -> None:
-    """Take the gradient that the output head left at `leaf` on through the model, whose hidden states these are."""
-    if leaf.grad is not None:
-        hidden.backward(leaf.grad.to(hidden.dtype))  # type: ignore[no-untyped-call]
 
 
 def _batch_metrics(batch: TrainBatch, version: int) -> dict[str, float]:
