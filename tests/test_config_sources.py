@@ -81,6 +81,7 @@ FAMILIAR_FLAGS = [
     ("--model-path", "/models/x", lambda c: c.model.path, "/models/x"),
     ("--port", "0", lambda c: c.serving.port, 0),
     ("--host", "localhost", lambda c: c.serving.host, "localhost"),
+    ("--custom-loss-function-path", "a.py:f", lambda c: c.training.custom_loss_function_path, "a.py:f"),
     ("--lr", "1e-6", lambda c: c.training.lr, 1e-6),
     ("--weight-decay", "0.01", lambda c: c.training.weight_decay, 0.01),
     ("--adam-beta1", "0.8", lambda c: c.training.adam_beta1, 0.8),
@@ -102,7 +103,8 @@ FAMILIAR_FLAGS = [
 
 @pytest.mark.parametrize(("flag", "text", "look", "value"), FAMILIAR_FLAGS)
 def test_familiar_flags(flag: str, text: str, look: Any, value: Any) -> None:
-    assert look(load(None, {}, [(flag, text)]).config) == value
+    alone = [("--training.loss.opd_top_k", "0")] if flag == "--custom-loss-function-path" else []
+    assert look(load(None, {}, [(flag, text), *alone]).config) == value
 
 
 def test_every_familiar_flag_names_a_key_and_is_tested() -> None:
@@ -222,6 +224,35 @@ def test_combinations_that_cannot_work_say_why() -> None:
         (["training.method=opd", "training.loss.w_opd=0"], "training.method = opd learns nothing"),
         (["training.method=binary_rl", "training.loss.w_rl=0"], "training.method = binary_rl learns nothing"),
         (["training.loss.w_rl=0", "training.loss.w_opd=0"], "training.method = combine learns nothing"),
+        (["training.loss.kind=cispo", "training.loss.dual_clip=3"], "dual_clip is only for kind = ppo"),
+        (["training.loss.dual_clip=1"], "training.loss.dual_clip"),
+        (["training.loss.clip_low=1.5"], "training.loss.clip_low"),
+        (
+            ["training.loss.kind=importance_sampling", "training.loss.opd_top_k=0", "training.loss.clip_high=0.3"],
+            "training.loss.clip_high does nothing",
+        ),
+        (["training.loss.kind=gspo"], "gspo needs opd_top_k = 0"),
+        (["training.loss.icepop_low=0.5"], "make a band"),
+        (["training.loss.icepop_low=2", "training.loss.icepop_high=5"], "training.loss.icepop_low"),
+        (
+            ["training.loss.icepop_low=0.5", "training.loss.icepop_high=2", "training.loss.tis_cap=2"],
+            "tis_cap never acts",
+        ),
+        (["training.loss.kl=k3", "training.loss.kl_coef=0"], "weighs nothing"),
+        (["training.loss.retry=forward_kl"], "weighs nothing"),
+        (["training.loss.normalise=group"], "needs baseline = group or step"),
+        (["training.loss.baseline=none", "training.loss.baseline_decay=0.5"], "does nothing with baseline = none"),
+        (["training.method=opd", "training.loss.normalise=batch"], "method = opd has none"),
+        (["training.loss.normalise=batch", "rollout.batch_size=1"], "rollout.batch_size of 2"),
+        (["training.custom_loss_function_path=a.py:f"], "set training.loss.opd_top_k = 0"),
+        (
+            ["training.custom_loss_function_path=a.py:f", "training.method=binary_rl", "training.lora.dropout=0.1"],
+            "needs training.lora.dropout = 0",
+        ),
+        (
+            ["training.custom_loss_function_path=a.py:f", "training.method=binary_rl", "training.loss.kind=cispo"],
+            "training.loss.kind does nothing",
+        ),
         (['serving.api_keys=[{"name": "a", "key": ""}]'], "serving.api_keys.0.key"),
         (['serving.api_keys=[{"name": "a", "key": "1"}, {"name": "a", "key": "2"}]'], "have one name"),
         (['serving.api_keys=[{"name": "a", "key": "1"}, {"name": "b", "key": "1"}]'], "have one key"),

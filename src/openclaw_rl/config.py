@@ -10,15 +10,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from openclaw_rl.config_base import Count, Decay, Fraction, Positive, Section
+from openclaw_rl.config_training import LossConfig as LossConfig
 from openclaw_rl.types import Method
-
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Positive = Annotated[float, Field(gt=0.0)]
-Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
-"""Also of a dropout: at 1 nothing would be left."""
-Count = Annotated[int, Field(ge=1)]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -33,12 +29,6 @@ def _compiles(pattern: str) -> str:
 
 Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 """A regular expression in Python's syntax, checked at start-up."""
-
-
-class Section(BaseModel):
-    """A part of the tree: immutable, and strict about unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ModelConfig(Section):
@@ -247,28 +237,6 @@ class LoraConfig(Section):
     )  # fmt: skip
 
 
-class LossConfig(Section):
-    """One clipped loss for all methods (design: "The methods")."""
-
-    clip_low: Positive = 0.2
-    clip_high: Positive = 0.28
-    kl_coef: Annotated[float, Field(ge=0.0)] = 0.1
-    """Weight of the exact KL to the base at every response position."""
-    w_rl: Annotated[float, Field(ge=0.0)] = 1.0
-    w_opd: Annotated[float, Field(ge=0.0)] = 1.0
-    w_retry: Annotated[float, Field(ge=0.0)] = 0.0
-    """Weight of the likelihood of an accepted retry under the first prompt; needs rollout.accepted_retry."""
-    opd_top_k: Annotated[int, Field(ge=0)] = 4
-    """The student's k likeliest tokens plus a tail carry the distillation; 0: the sampled token alone."""
-    opd_clip: Positive = 1.0
-    """C: log-probability differences are clipped to ±C (nats)."""
-    baseline: Literal["none", "running"] = "running"
-    """`running` subtracts a moving average of rewards, so that a mostly negative user does not only unteach."""
-    baseline_decay: Decay = 0.9
-    reduction: Literal["tokens", "samples"] = "samples"
-    """Mean over effective tokens, or over effective samples of the mean over their tokens."""
-
-
 class GateConfig(Section):
     """What a step must not do if its version is ever to serve."""
 
@@ -282,6 +250,8 @@ class TrainingConfig(Section):
     method: Method = Method.COMBINE
     lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
+    custom_loss_function_path: str | None = None
+    """`module:attribute` or `file.py:attribute`: a function `compute_loss` that takes the place of the whole loss."""
     gate: GateConfig = GateConfig()
     lr: Positive = 3e-4
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
@@ -291,8 +261,10 @@ class TrainingConfig(Section):
     epochs_per_batch: Count = 1
     """Optimiser passes over one batch before it is published."""
     max_tokens_per_micro_batch: Count = 256
-    """Padded tokens in one forward pass; memory grows with it, about 1.5 MB a token for SmolLM2. On a CPU more is no
-    faster."""
+    """Tokens in one forward pass (a longer conversation is a pass of its own); memory grows with it, about 1.5 MB a
+    token for SmolLM2. On a CPU more is no faster."""
+    gradient_checkpointing: bool = False
+    """Keep only each layer's input, compute the rest anew for the gradient: a third slower, in much less memory."""
     max_staleness: Count = 8
     """Samples drawn more versions ago than this expire, counted."""
     keep_checkpoints: Count = 4
@@ -314,6 +286,24 @@ class TrainingConfig(Section):
         if not any(used.values()):
             names = " and ".join(f"training.loss.{name}" for name in used)
             raise ValueError(f"training.method = {self.method} learns nothing with {names} = 0")
+        return self
+
+    @model_validator(mode="after")
+    def _method_and_loss_agree(self) -> TrainingConfig:
+        loss = self.loss
+        distils_entries = self.method is not Method.BINARY_RL and loss.w_opd > 0 and loss.opd_top_k > 0
+        if loss.kind == "gspo" and distils_entries:
+            raise ValueError("training.loss.kind = gspo needs opd_top_k = 0: its clip is for the ratios of answers")
+        if self.method is Method.OPD and loss.normalise != "none":
+            raise ValueError("training.loss.normalise is for rewards, and method = opd has none")
+        if self.custom_loss_function_path is None:
+            return self
+        if distils_entries:
+            raise ValueError("a custom loss gets one advantage for each token: set training.loss.opd_top_k = 0")
+        if self.lora.dropout:
+            raise ValueError("a custom loss needs training.lora.dropout = 0: the answers are read twice for it")
+        if unused := loss.changed("kind", "dual_clip", "tis_cap", "icepop_low", "icepop_high", "kl", "entropy_coef"):
+            raise ValueError(f"{unused[0]} does nothing with training.custom_loss_function_path: that is the loss")
         return self
 
 
@@ -360,6 +350,8 @@ class Config(Section):
             raise ValueError("training.loss.w_retry needs rollout.accepted_retry = true")
         if self.rollout.accepted_retry and not loss.w_retry:
             raise ValueError("rollout.accepted_retry needs training.loss.w_retry above 0")
+        if loss.normalise == "batch" and self.rollout.batch_size < 2:
+            raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         return self
 
     @property

@@ -398,12 +398,33 @@ class RetryDemonstration:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where a sample stands among others: what rewards may be compared by.
+
+    `group_id` is shared by the answers of one key to the same messages (regenerated ones, rollouts of one task);
+    `task_id` by all answers of that key's conversations that began with the same messages, `step` counting the
+    answers before it. None where the messages were recorded without their hash: the sample is then compared with no
+    other.
+    """
+
+    key_id: str
+    group_id: str | None
+    task_id: str | None
+    step: int
+
+    def __post_init__(self) -> None:
+        if self.step < 0:
+            raise ValueError(f"steps count from 0, got {self.step}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
     """A turn with a signal: what one training step consumes, once.
 
     At least one of `reward` (in [-1, 1]) and `hint` is present; each loss term exists only where its signal does.
     `retry` says that this very response, an accepted second try, is also a demonstration for the first prompt.
     A `reconstructed` one (see `Turn`) has a hint and nothing else.
+    `origin` is there in a sample that the store gives out.
     """
 
     turn_id: str
@@ -417,6 +438,7 @@ class Sample:
     hint: str | None
     retry: RetryDemonstration | None = None
     reconstructed: bool = False
+    origin: Origin | None = None
     created_at: float
 
     def __post_init__(self) -> None:

@@ -122,6 +122,12 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl up recipes/combine.toml --rollout-batch-size 2": dry(
         "openclaw-rl up recipes/combine.toml --rollout-batch-size 2", "batch_size = 2"
     ),
+    "openclaw-rl up recipes/binary_rl.toml "
+    "--custom-loss-function-path examples/custom_loss/clipped_with_kl.py:compute_loss": dry(
+        "openclaw-rl up recipes/binary_rl.toml "
+        "--custom-loss-function-path examples/custom_loss/clipped_with_kl.py:compute_loss",
+        'custom_loss_function_path = "examples/custom_loss/clipped_with_kl.py:compute_loss"',
+    ),
     "openclaw-rl status": Run(
         prints=("ready", "engine", "gateway", "rollout", "judging", "training", "in service"), needs_deployment=True
     ),

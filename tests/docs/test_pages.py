@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openclaw_rl.config import Config
+from openclaw_rl.config import Config, LossConfig
 from openclaw_rl.config_sources import from_toml, options, resolve, sections
 from openclaw_rl.judging import classifier, verdict_logits
 from openclaw_rl.types import JudgementOutcome, LoopName, Method
@@ -44,9 +44,9 @@ def resolves(dotted: str) -> bool:
 
 
 def section(title: str) -> str:
-    page = (ROOT / "docs" / "03-judging-and-training.md").read_text(encoding="utf-8")
-    _, found, rest = page.partition(f"{title}\n")
-    assert found, title
+    """What stands below a heading of whichever page has it; just one does."""
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
+    (rest,) = [rest for page in pages for _, found, rest in [page.partition(f"\n{title}\n")] if found]
     return re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -121,7 +121,7 @@ def test_the_readme_says_when_the_recommended_recipe_updates() -> None:
     assert said in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-# --- page 03 against the code --------------------------------------------------------------------------------
+# --- pages 03 and 06 against the code ------------------------------------------------------------------------
 
 
 def test_every_judge_has_its_row() -> None:
@@ -133,8 +133,22 @@ def test_every_judge_has_its_row() -> None:
 def test_every_outcome_and_every_method_has_its_row() -> None:
     outcomes = re.findall(r"^\| `(\w+)` \|", section("## Judging"), flags=re.MULTILINE)
     assert sorted(outcomes) == sorted(outcome.value for outcome in JudgementOutcome)
-    methods = re.findall(r"^\| `(\w+)` \|", section("### The three methods"), flags=re.MULTILINE)
+    methods = re.findall(r"^\| `(\w+)` \|", section("## The three methods"), flags=re.MULTILINE)
     assert sorted(methods) == sorted(method.value for method in Method)
+
+
+@pytest.mark.parametrize(
+    ("title", "name"),
+    [
+        ("## What a reward is measured against", "baseline"),
+        ("## The loss of the sampled tokens", "kind"),
+        ("## What holds the policy", "kl"),
+    ],
+)
+def test_every_choice_of_the_loss_has_its_row(title: str, name: str) -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", section(title), flags=re.MULTILINE)
+    choices = LossConfig.model_fields[name].annotation.__args__  # type: ignore[union-attr]
+    assert sorted(rows) == sorted({*choices, name})
 
 
 def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
@@ -148,7 +162,7 @@ def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
 
 
 def test_the_metrics_are_those_of_a_step() -> None:
-    trainer = tiny_trainer({"w_retry": 1.0})
+    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0})
     outcome = trainer.step(mixed_samples(trainer))
     assert outcome.refused is None
     assert sorted(first_column(section("### A step, in order"))) == sorted(outcome.metrics)

@@ -1,18 +1,20 @@
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
 from sqlalchemy.exc import IntegrityError
 
 from openclaw_rl.store import Store
-from openclaw_rl.types import InvalidTransition, Sample, VersionState
+from openclaw_rl.types import InvalidTransition, Origin, Sample, VersionState
 from tests.builders import state_of
 from tests.store.helpers import candidate, step_record, to_sample
 
 
 def test_samples_come_back_as_they_went_in_the_oldest_first(store: Store) -> None:
-    made = to_sample(store, "t1", "t2", "t3")
+    origin = Origin(key_id="k", group_id=None, task_id=None, step=0)
+    made = [dataclasses.replace(sample, origin=origin) for sample in to_sample(store, "t1", "t2", "t3")]
     ready = store.samples.ready()
     assert (ready.count, ready.oldest_created_at) == (3, 1000.0)
     assert store.samples.claim(2, 60.0) == made[:2]

@@ -1,46 +1,11 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from openclaw_rl.config import LossConfig
-from openclaw_rl.training.batch import MAX_PADDING, TokenSequence, build_batch, plan_micro_batches
+from openclaw_rl.training.batch import build_batch
 from openclaw_rl.types import Method
 from tests.training.support import make_sample, mixed_samples, tiny_trainer
-
-
-def sequences(lengths: list[tuple[int, int]]) -> list[TokenSequence]:
-    found, start = [], 0
-    for i, (prompt, response) in enumerate(lengths):
-        ids = tuple(range(10 * i + 1, 10 * i + 1 + prompt + response))
-        found.append(TokenSequence(prompt_ids=ids[:prompt], response_ids=ids[prompt:], start=start))
-        start += response
-    return found
-
-
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=9), st.integers(8, 90))
-def test_every_response_token_is_read_once_from_the_position_before_it(
-    lengths: list[tuple[int, int]], budget: int
-) -> None:
-    given_sequences = sequences(lengths)
-    flat_targets = torch.tensor([token for s in given_sequences for token in s.response_ids])
-    micros = plan_micro_batches(given_sequences, budget)
-    seen = torch.cat([micro.flat for micro in micros])
-    assert sorted(seen.tolist()) == list(range(len(flat_targets)))
-    for micro in micros:
-        following = micro.input_ids[micro.rows, micro.columns + 1]
-        assert following.tolist() == flat_targets[micro.flat].tolist()
-        rows = micro.input_ids.shape[0]
-        assert rows == 1 or micro.padded_tokens <= budget
-
-
-def test_padding_stays_small() -> None:
-    micros = plan_micro_batches(sequences([(600, 9), (20, 3), (22, 3), (580, 9), (21, 2)]), 4096)
-    assert [micro.input_ids.shape[0] for micro in micros] == [2, 3]
-    for micro in micros:
-        real = int((micro.input_ids != 0).sum())
-        assert 1 - real / micro.padded_tokens <= MAX_PADDING
 
 
 def test_signals_follow_the_method() -> None:

@@ -45,7 +45,7 @@ def same(one: Trainer, other: Trainer) -> bool:
         for key in ("exp_avg", "exp_avg_sq", "step")
     ]
     weights = [torch.equal(a.adapter[name], b.adapter[name]) for name in a.adapter]
-    return all(moments + weights) and (a.step, a.baseline) == (b.step, b.baseline) and torch.equal(a.rng, b.rng)
+    return all(moments + weights) and (a.step, a.averages) == (b.step, b.averages) and torch.equal(a.rng, b.rng)
 
 
 def fresh(**values: object) -> Trainer:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openclaw_rl.training.batch import TokenSequence, plan_micro_batches
+from openclaw_rl.training.batch import TokenSequence
 from openclaw_rl.training.scorer import Mode
 from tests.training.support import tiny_model, tiny_trainer
 
@@ -52,13 +52,13 @@ def test_only_the_student_has_gradients_and_the_adapter_stays_trainable() -> Non
     assert all(p.grad is None for n, p in trainer.model.named_parameters() if "lora_" not in n)
 
 
-def test_padding_changes_nothing() -> None:
+def test_a_neighbour_in_the_pack_changes_nothing() -> None:
     trainer = tiny_trainer(shaken=True)
     other = TokenSequence(prompt_ids=(1, 2, 3, 4, 5), response_ids=(6, 7, 8), start=3)
-    (micro,) = plan_micro_batches([SEQUENCE, other], 100)
-    assert micro.input_ids.shape == (2, 8)
+    (pack,) = trainer.scorer.plan([SEQUENCE, other], 100)
+    assert pack.row_lengths == (7, 6)
     row = torch.zeros(6, 32)
-    row[micro.flat] = trainer.scorer.hidden(micro, Mode.TEACHER)
+    row[pack.flat] = trainer.scorer.hidden(pack, Mode.TEACHER)
     distribution = trainer.scorer.log_distribution(row[:3], torch.ones(3))
     alone = trainer.scorer.score(SEQUENCE, Mode.TEACHER, full=True).distribution
     assert alone is not None

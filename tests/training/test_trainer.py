@@ -172,7 +172,7 @@ def test_the_gate_refuses_what_is_absurdly_far_from_the_base_and_restores() -> N
     assert outcome.refused == "kl_to_base"
     after = trainer.state()
     assert all(torch.equal(before.adapter[name], after.adapter[name]) for name in before.adapter)
-    assert (after.step, after.baseline) == (before.step, before.baseline)
+    assert (after.step, after.averages) == (before.step, before.averages)
 
 
 def test_what_the_model_cannot_read_is_named() -> None:
@@ -187,12 +187,12 @@ def test_what_the_model_cannot_read_is_named() -> None:
 def test_the_baseline_moves_with_rewards_only() -> None:
     trainer = tiny_trainer({"baseline_decay": 0.5})
     trainer.step([make_sample(trainer, 0, reward=1.0), make_sample(trainer, 1, reward=-1.0)])
-    assert trainer.baseline == pytest.approx(0.0)
+    assert trainer.averages == {"": pytest.approx(0.0)}
     outcome = trainer.step([make_sample(trainer, 2, reward=1.0)])
     assert outcome.metrics["baseline"] == pytest.approx(0.0)
-    assert trainer.baseline == pytest.approx(0.5)
+    assert trainer.averages == {"": pytest.approx(0.5)}
     assert trainer.step([make_sample(trainer, 3, reward=None, hint="hm")]).refused is None
-    assert trainer.baseline == pytest.approx(0.5)
+    assert trainer.averages == {"": pytest.approx(0.5)}
 
 
 def test_a_quarter_of_a_batch_takes_a_quarter_of_a_step() -> None:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, RowMapping, func, select, update
 from openclaw_rl.store.codec import unpack_ids
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
+from openclaw_rl.store.origins import origin_of
 from openclaw_rl.store.rows import sampling_from, tokens_from
 from openclaw_rl.store.schema import requests, samples, steps, turns, versions
 from openclaw_rl.store.transitions import move_turn
@@ -224,6 +225,7 @@ def _sample_from(connection: Connection, row: RowMapping) -> Sample:
         hint=row[samples.c.hint],
         retry=_retry(connection, row, tokens),
         reconstructed=row[turns.c.reconstructed],
+        origin=origin_of(connection, row[samples.c.turn_id]),
         created_at=row[samples.c.created_at],
     )
 

@@ -1,27 +1,27 @@
-"""Samples to tensors: one flat row of response tokens, and padded micro-batches that read and write it.
+"""Samples to tensors: one flat row of response tokens.
 
 Everything that is known or computed per response token lies in one flat row of N tokens, sample after sample, each
-token once. A micro-batch is only a way to run the model over some of the sequences; how they are cut, sorted and
-padded changes nothing but speed. (Packing without padding would be another `plan_micro_batches`.)
+token once. Forward passes (`packing`) read and write places of it; how they are cut changes nothing but speed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from openclaw_rl.config import LossConfig
+from openclaw_rl.training.advantages import telling_rewards
 from openclaw_rl.training.losses import token_weights
 from openclaw_rl.types import Method, Sample
 
-Carrier = TypeVar("Carrier", "MicroBatch", "TrainBatch")
+if TYPE_CHECKING:
+    from openclaw_rl.training.packing import Pack
 
-MAX_PADDING = 0.15
-"""Share of padding above which a sequence opens a micro-batch of its own: padding costs as much as text."""
+Carrier = TypeVar("Carrier", "Pack", "TrainBatch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,65 +40,11 @@ class TokenSequence:
         return len(self.prompt_ids) + len(self.response_ids)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MicroBatch:
-    """Sequences padded on the right to one length, for one forward pass.
-
-    `input_ids` [B, T]. For each of its R response tokens: `rows`, `columns` [R] the position whose hidden state
-    predicts it (one before it), and `flat` [R] its place in the flat row. No attention mask: under causal attention
-    nothing real looks at what is padded on the right.
-    """
-
-    input_ids: Tensor
-    rows: Tensor
-    columns: Tensor
-    flat: Tensor
-
-    @property
-    def padded_tokens(self) -> int:
-        """B × T: what the forward pass costs."""
-        return self.input_ids.numel()
-
-
-def plan_micro_batches(
-    sequences: Sequence[TokenSequence], max_tokens: int, device: torch.device | str = "cpu"
-) -> list[MicroBatch]:
-    """Cut sequences, sorted by length, into micro-batches of at most `max_tokens` padded tokens, on `device`.
-
-    A sequence longer than `max_tokens` is a micro-batch of its own. Longest first, so that a batch which does not
-    fit in memory fails at its beginning.
-    """
-    groups: list[list[TokenSequence]] = []
-    for sequence in sorted(sequences, key=len, reverse=True):
-        if groups:
-            width, height = len(groups[-1][0]), len(groups[-1]) + 1
-            padded = width * height
-            real = sum(map(len, groups[-1])) + len(sequence)
-            if padded <= max_tokens and 1.0 - real / padded <= MAX_PADDING:
-                groups[-1].append(sequence)
-                continue
-        groups.append([sequence])
-    return [_moved(_pad(group), device) for group in groups]
-
-
-def _moved(carrier: Carrier, device: torch.device | str) -> Carrier:
+def moved(carrier: Carrier, device: torch.device | str) -> Carrier:
     """The same with all its tensors on `device`. They are made of Python numbers, so made on the CPU first."""
     values = {field.name: getattr(carrier, field.name) for field in fields(carrier)}
-    moved: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
-    return replace(carrier, **moved)
-
-
-def _pad(group: Sequence[TokenSequence]) -> MicroBatch:
-    input_ids = torch.zeros(len(group), max(map(len, group)), dtype=torch.long)
-    rows, columns, flat = [], [], []
-    for row, sequence in enumerate(group):
-        input_ids[row, : len(sequence)] = torch.tensor(sequence.prompt_ids + sequence.response_ids)
-        length = len(sequence.response_ids)
-        first = len(sequence.prompt_ids) - 1
-        rows.append(torch.full((length,), row))
-        columns.append(torch.arange(first, first + length))
-        flat.append(torch.arange(sequence.start, sequence.start + length))
-    return MicroBatch(input_ids=input_ids, rows=torch.cat(rows), columns=torch.cat(columns), flat=torch.cat(flat))
+    tensors: dict[str, Any] = {name: value.to(device) for name, value in values.items() if isinstance(value, Tensor)}
+    return replace(carrier, **tensors)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +84,13 @@ class TrainBatch:
     demo_owners: tuple[int, ...]
 
     @property
+    def acting(self) -> tuple[TokenSequence, ...]:
+        """The sequences with any weight in the policy's loss."""
+        return tuple(
+            s for s, start in zip(self.sequences, self.starts, strict=False) if bool(self.weights[start] > 0)
+        )
+
+    @property
     def hinted(self) -> tuple[int, ...]:
         """Indices of the samples that the teacher is asked about."""
         return tuple(i for i, start in enumerate(self.starts[:-1]) if bool(self.hint_mask[start]))
@@ -153,6 +106,20 @@ class TrainBatch:
         """The rewards that exist, one per sample."""
         firsts = torch.tensor(self.starts[:-1], dtype=torch.long, device=self.rewards.device)
         return self.rewards[firsts][self.reward_mask[firsts]]
+
+    @property
+    def corrected(self) -> tuple[TokenSequence, ...]:
+        """The demonstrations again, each after the prompt that holds the correction: where they were drawn."""
+        return tuple(
+            replace(demo, prompt_ids=self.samples[owner].tokens.prompt_ids)
+            for owner, demo in zip(self.demo_owners, self.demos, strict=True)
+        )
+
+    def spread_over_rewards(self, values: Sequence[float]) -> Tensor:
+        """One value for each sample with a reward, in order (or none at all), at each of its tokens; else 0: [N]."""
+        remaining = iter(values)
+        per_sample = [0.0 if s.reward is None else next(remaining, 0.0) for s in self.samples]
+        return torch.tensor(per_sample, dtype=torch.float32, device=self.owner.device)[self.owner]
 
 
 def build_batch(
@@ -172,7 +139,7 @@ def build_batch(
         return torch.tensor(list(values), dtype=dtype).repeat_interleave(torch.tensor(lengths))
 
     owner = spread(range(len(samples)), torch.long)
-    reward_mask = spread([use_reward and sample.reward is not None for sample in samples], torch.bool)
+    reward_mask = spread(telling_rewards(samples, loss) if use_reward else [False] * len(samples), torch.bool)
     hint_mask = spread([use_hint and sample.hint is not None for sample in samples], torch.bool)
     retries = [(s, s.retry) for s in samples if use_retry and s.retry is not None]
     demo_lengths = [len(retry.response_ids) for _, retry in retries]
@@ -206,7 +173,7 @@ def build_batch(
         demo_weights=torch.tensor([share / n for n in demo_lengths for _ in range(n)], dtype=torch.float32),
         demo_owners=tuple(i for i, s in enumerate(samples) if use_retry and s.retry is not None),
     )
-    return _moved(batch, device)
+    return moved(batch, device)
 
 
 def _kept(samples: Sequence[Sample]) -> Tensor:

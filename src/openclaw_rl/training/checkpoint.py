@@ -2,7 +2,7 @@
 
     step-000012/
       adapter/           a plain PEFT directory with a manifest of its own: what engines and Transformers load
-      trainer_state.pt   optimiser, random numbers, counters, baseline, configuration, the samples trained
+      trainer_state.pt   optimiser, random numbers, counters, averages of rewards, configuration, samples trained
       manifest.json      checksums of everything above
 
 Which one to resume from is never guessed from the disk: the store's last committed step names it.
@@ -55,7 +55,7 @@ def save_checkpoint(trainer: Trainer, root: Path) -> Path:
     torch.save(
         {
             "step": state.step,
-            "baseline": state.baseline,
+            "averages": state.averages,
             "optimizer": state.optimizer,
             "rng": state.rng,
             "trained": list(state.trained),
@@ -81,7 +81,7 @@ def load_checkpoint(path: Path) -> TrainerState:
     saved = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
     return TrainerState(
         step=saved["step"],
-        baseline=saved["baseline"],
+        averages=saved["averages"],
         adapter=load_file(path / ADAPTER_DIR / WEIGHTS_FILE),
         optimizer=saved["optimizer"],
         rng=saved["rng"],

@@ -15,23 +15,86 @@ from torch import Tensor
 MAX_LOG_RATIO = 20.0
 """Beyond e^±20 a ratio says only that something is wrong; the bound keeps `inf · 0` of masked tokens out of sums."""
 
+# --- ratios ------------------------------------------------------------------------------------------------
+
 
 def policy_ratio(logprobs: Tensor, old: Tensor) -> Tensor:
     """`ρ = π(a) / π_old(a)`, finite."""
     return (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
 
 
-def clipped_policy_loss(
-    logprobs: Tensor, old: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float
-) -> Tensor:
-    """`-min(ρ·A, clip(ρ, 1 - low, 1 + high)·A)` with `ρ = exp(logprobs - old)`; all of one shape.
+def mean_per_sequence(values: Tensor, owner: Tensor) -> Tensor:
+    """The mean of `values` [n] over the tokens of each sequence, at every one of its tokens: [n].
 
-    PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with a wider upper bound (0.2 / 0.28), so that tokens that
-    were unlikely and good can still rise. Gradients flow through `logprobs` alone.
+    `owner` [n] says whose each token is; all tokens of a sequence have to be among them.
     """
-    ratio = policy_ratio(logprobs, old)
+    sums = values.new_zeros(int(owner.max()) + 1).index_add_(0, owner, values)
+    counts = values.new_zeros(sums.shape).index_add_(0, owner, torch.ones_like(values))
+    return sums[owner] / counts[owner]
+
+
+def sequence_ratio(logprobs: Tensor, mean_log_ratio: Tensor) -> Tensor:
+    """GSPO's ratio of a whole answer, as a ratio of each of its tokens: [n].
+
+    `s_t = sg[s] · π(a_t) / sg[π(a_t)]` with `s = exp(1/|y| Σ_t log ρ_t)`: the value of every token is that of the
+    sequence, the gradient its own, so that any piece of the sequence can be computed apart (arXiv 2507.18071,
+    "GSPO-token"). `mean_log_ratio` [n] is `log s` at each token, from `mean_per_sequence`, without gradient.
+    """
+    value = mean_log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
+    return value * (logprobs - logprobs.detach()).exp()
+
+
+def mismatch_weight(
+    trainer: Tensor, engine: Tensor, *, cap: float | None, low: float | None, high: float | None
+) -> Tensor:
+    """What a token drawn by the engine counts for in a loss whose ratio starts from the trainer: [n], no gradient.
+
+    `m = π_trainer(a) / π_engine(a)`, both before the step. Truncated importance sampling: `min(m, cap)` (Yao et al.
+    2025, "Your efficient RL framework secretly brings you off-policy RL training"). IcePop: 0 outside `low` to
+    `high`, where the two disagree too much to learn from (arXiv 2510.18855). With both, the cut weight inside the
+    band.
+    """
+    weight = policy_ratio(trainer, engine).detach()
+    outside = torch.zeros_like(weight, dtype=torch.bool)
+    if low is not None and high is not None:
+        outside = (weight < low) | (weight > high)
+    if cap is not None:
+        weight = weight.clamp_max(cap)
+    return torch.where(outside, torch.zeros_like(weight), weight)
+
+
+# --- the policy's term -------------------------------------------------------------------------------------
+
+
+def clipped_policy_loss(
+    ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float, dual_clip: float | None = None
+) -> Tensor:
+    """`-min(ρ·A, clip(ρ, 1 - low, 1 + high)·A)`; all of one shape, gradients through `ratio`.
+
+    PPO's clipped surrogate (arXiv 1707.06347, eq. 7) with a wider upper bound (0.2 / 0.28: DAPO, arXiv 2503.14476),
+    so that tokens that were unlikely and good can still rise. `dual_clip` = c > 1 bounds it for A < 0 by `-c·A`
+    (arXiv 1912.09729): a token that was bad and has become likely is not pushed without limit.
+    """
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -torch.minimum(ratio * advantage, clipped * advantage)
+    objective = torch.minimum(ratio * advantage, clipped * advantage)
+    if dual_clip is not None:
+        objective = torch.where(advantage < 0, torch.maximum(objective, dual_clip * advantage), objective)
+    return -objective
+
+
+def cispo_loss(logprobs: Tensor, ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+    """`-sg[clip(ρ, 1 - low, 1 + high)] · A · log π(a)`; all [n] (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5).
+
+    The clip bounds the weight and never the gradient: no token falls silent. The paper leaves the lower bound open
+    (`clip_low` = 1).
+    """
+    weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -weight * advantage * logprobs
+
+
+def importance_sampling_loss(ratio: Tensor, advantage: Tensor) -> Tensor:
+    """`-ρ·A`, nothing clipped: unbiased for one step, and as noisy as its ratios."""
+    return -ratio * advantage
 
 
 def topk_policy_loss(
@@ -42,17 +105,42 @@ def topk_policy_loss(
     `-Σ_v π_old(v) min(ρ_v·A_v, clip(ρ_v)·A_v)` over the k + 1 entries of `advantages.Support` [N, k + 1]: the
     expectation, over what the student might have drawn, of the sampled-token loss. (arXiv 2603.10165.)
     """
-    entries = clipped_policy_loss(logprobs, old, advantage, clip_low=clip_low, clip_high=clip_high)
+    ratio = policy_ratio(logprobs, old)
+    entries = clipped_policy_loss(ratio, advantage, clip_low=clip_low, clip_high=clip_high)
     return (old.exp() * entries).sum(-1)
+
+
+def clipped_share(ratio: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
+    """Where the clip acts: [N] bool."""
+    return ((advantage > 0) & (ratio > 1.0 + clip_high)) | ((advantage < 0) & (ratio < 1.0 - clip_low))
+
+
+# --- what holds the policy ---------------------------------------------------------------------------------
 
 
 def exact_kl(logprobs: Tensor, reference: Tensor) -> Tensor:
     """`KL(π ‖ π_ref) = Σ_v π(v) (log π(v) - log π_ref(v))` over the whole vocabulary; [N, V] twice -> [N].
 
     Exact, where GRPO (arXiv 2402.03300, eq. 4) estimates it from the sampled token: the reference is the same
-    model with its adapter switched off, so its whole distribution is at hand.
+    model with its adapter switched off, so its whole distribution is at hand. The forward KL of a teacher, which
+    carries an accepted retry, is this with the student in the second place.
     """
     return (logprobs.exp() * (logprobs - reference)).sum(-1)
+
+
+def estimated_kl(kind: Literal["k1", "k2", "k3"], logprobs: Tensor, reference: Tensor, ratio: Tensor) -> Tensor:
+    """`KL(π ‖ π_ref)` from the sampled token alone; all [N] (Schulman 2020, "Approximating KL divergence").
+
+    With `d = log π(a) - log π_ref(a)`: k1 = `ρ·d`, k2 = `d²/2`, k3 = `exp(-d) - 1 + d` (GRPO's, arXiv 2402.03300,
+    eq. 4). k1 needs its ratio: the gradient of `d` alone is 0 on average, that of `ρ·d` the gradient of the KL. k2
+    has that gradient on-policy and a biased value; k3 is never negative and its gradient is that of the forward KL.
+    """
+    difference = (logprobs - reference).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if kind == "k1":
+        return ratio * difference
+    if kind == "k2":
+        return difference.square() / 2
+    return (-difference).exp() - 1.0 + difference
 
 
 def entropy(logprobs: Tensor) -> Tensor:
@@ -65,10 +153,7 @@ def negative_log_likelihood(logprobs: Tensor) -> Tensor:
     return -logprobs
 
 
-def clipped_share(logprobs: Tensor, old: Tensor, advantage: Tensor, *, clip_low: float, clip_high: float) -> Tensor:
-    """Where the clip takes the gradient away: [N] bool."""
-    ratio = policy_ratio(logprobs, old)
-    return ((advantage > 0) & (ratio > 1.0 + clip_high)) | ((advantage < 0) & (ratio < 1.0 - clip_low))
+# --- the reduction -----------------------------------------------------------------------------------------
 
 
 def token_weights(owner: Tensor, mask: Tensor, reduction: Literal["tokens", "samples"]) -> Tensor:

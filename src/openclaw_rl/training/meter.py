@@ -40,9 +40,11 @@ class Meter:
         self.total("loss_policy", float((terms.policy.detach() * weights).sum()))
         self.total("loss_opd", float((terms.distillation.detach() * weights).sum()))
         self.total("loss_kl", float((terms.kl.detach() * weights).sum()))
+        self.total("loss_entropy", float((terms.entropy.detach() * weights).sum()))
         acting = (weights > 0).float()
-        for name in ("kl", "entropy", "clip_fraction"):
-            self.add(name, terms.statistics[name], acting)
+        for name in ("kl", "entropy", "clip_fraction", "mismatch_weight"):
+            if name in terms.statistics:
+                self.add(name, terms.statistics[name], acting)
         self.add("ratio_mean", terms.statistics["ratio"], acting)
         self._values["ratio_max"] = max(
             self._values.get("ratio_max", 0.0), float((terms.statistics["ratio"] * acting).max())

@@ -19,21 +19,41 @@ from openclaw_rl.training.batch import TrainBatch
 Distribution = Callable[[Tensor, Tensor], Tensor]
 """Hidden states [n, H] and temperatures [n] to log-probabilities [n, V]: `Scorer.log_distribution`."""
 
+PIECE = 64
+"""Response tokens whose distributions exist at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Given:
+    """A loss that was computed elsewhere, over all tokens at once, and its gradient at each of them.
+
+    `value` the loss; `slope` [N] its derivative with respect to each token's log-probability, in the flat row.
+    """
+
+    value: float
+    slope: Tensor
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepContext:
     """What a step knows before its first gradient. Flat rows [N, H] of hidden states, without gradients.
 
-    `teacher` is meaningful only where `batch.hint_mask` is; `old` is the student's before the step, filled in during
-    the first pass (and read in later ones: in the first the student still is its old self). `baseline` is subtracted
-    from rewards.
+    `reference` is None where the loss has no use for it: then nobody reads it. `teacher` is meaningful only where
+    `batch.hint_mask` is; `old` is the student's before the step, filled in during the first pass (and read in later
+    ones: in the first the student still is its old self).
+
+    `reward_advantage` [N]: of each token's answer, 0 where it has no reward. `mean_log_ratio` [N]: of each token's
+    answer, filled in before its gradient where the loss has one ratio for each answer (`fill_mean_log_ratio`).
+    `given`: a custom loss, which takes the place of every other term.
     """
 
     batch: TrainBatch
-    baseline: float
-    reference: Tensor
+    reward_advantage: Tensor
+    reference: Tensor | None
     teacher: Tensor
     old: Tensor
+    mean_log_ratio: Tensor
+    given: Given | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,12 +63,32 @@ class Terms:
     policy: Tensor
     distillation: Tensor
     kl: Tensor
+    entropy: Tensor
     statistics: dict[str, Tensor]
 
     @property
     def total(self) -> Tensor:
         """The sum of the terms: [n]."""
-        return self.policy + self.distillation + self.kl
+        return self.policy + self.distillation + self.kl + self.entropy
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Piece:
+    """n tokens of the flat row: `flat` [n] which, `student` [n, V], `sampled` [n] their own log-probabilities.
+
+    `engine` [n] what the engine recorded. `old` [n] what ratios start from: that, or, where engine and trainer are
+    told apart, the trainer's own before the step; `correction` [n] is then what their difference makes a token count.
+    """
+
+    flat: Tensor
+    student: Tensor
+    sampled: Tensor
+    targets: Tensor
+    temperature: Tensor
+    kept: Tensor
+    engine: Tensor
+    old: Tensor
+    correction: Tensor
 
 
 def loss_terms(
@@ -62,12 +102,11 @@ def loss_terms(
 ) -> Terms:
     """The loss of n tokens, term by term.
 
-    Rewards enter through the sampled token, against the engine's own log-probability of it, both among the tokens
-    that were kept at sampling where it was truncated. (KL and top-k distillation look at the whole vocabulary.)
-    Distillation enters at
-    the sampled token too (`opd_top_k = 0`: one advantage, the sum of both), or per entry of the student's top-k
-    support. There the old policy is the student before this step: engines record the sampled token's alone,
-    so the drift since sampling is corrected in the reward's ratio and not in the distillation's.
+    Rewards enter through the sampled token, by the ratio to what drew it, both among the tokens that were kept at
+    sampling where it was truncated. (Exact KL, entropy and top-k distillation look at the whole vocabulary.)
+    Distillation enters at the sampled token too (`opd_top_k = 0`: one advantage, the sum of both), or per entry of
+    the student's top-k support. There the old policy is the student before this step: engines record the sampled
+    token's alone, so the drift since sampling is corrected in the reward's ratio and not in the distillation's.
     So it is at the sampled token of a reconstructed sample, whose old log-probability is missing (NaN).
 
     Args:
@@ -75,49 +114,82 @@ def loss_terms(
         flat: [n] which tokens of the flat row these are.
         first: whether this is the first pass over the batch.
     """
-    batch = context.batch
-    temperature, targets, old = batch.temperature[flat], batch.targets[flat], batch.old[flat]
-    reward_mask, hint_mask = batch.reward_mask[flat], batch.hint_mask[flat]
-    kept = batch.kept[flat]
-    sampled = chosen_logprobs(student, targets, kept)
-    missing = old.isnan()
-    if bool(missing.any()):  # reconstructed: the old policy is the student before the step
-        before = student if first else distribution(context.old[flat], temperature)
-        old = torch.where(missing, chosen_logprobs(before.detach(), targets, kept), old)
-    distillation = torch.zeros_like(sampled)
-    opd = torch.zeros_like(sampled)
-    hinted = hint_mask.nonzero().squeeze(-1)
-    if hinted.numel():
-        teacher = distribution(context.teacher[flat[hinted]], temperature[hinted])
-        if config.opd_top_k:
-            own = student[hinted]
-            before = own.detach() if first else distribution(context.old[flat[hinted]], temperature[hinted])
-            terms = _topk_distillation(own, before, teacher, config)
-            distillation = distillation.index_put((hinted,), config.w_opd * terms)
-        else:
-            chosen = chosen_logprobs(teacher, targets[hinted], kept[hinted])
-            opd[hinted] = advantages.opd_token_advantage(chosen, old[hinted], config.opd_clip)
-    advantage = advantages.combine(
-        batch.rewards[flat] - context.baseline,
-        reward_mask,
-        opd,
-        hint_mask if not config.opd_top_k else torch.zeros_like(hint_mask),
-        w_rl=config.w_rl,
-        w_opd=config.w_opd,
+    piece = _piece(student, flat, context, distribution, config, first=first)
+    opd, distillation = _distillation(piece, context, distribution, config, first=first)
+    advantage = _advantage(piece, opd, context, config)
+    ratio = _ratio(piece, context, config)
+    statistics = _statistics(piece, ratio.detach(), advantage, config)
+    nothing = kl = torch.zeros_like(piece.sampled)
+    if context.reference is not None:
+        kl, exact = _kl(piece, distribution(context.reference[flat], piece.temperature), config)
+        statistics["kl"] = exact.detach()
+    if context.given is not None:
+        policy = _given_terms(piece, context, context.given)
+        return Terms(policy=policy, distillation=nothing, kl=nothing, entropy=nothing, statistics=statistics)
+    return Terms(
+        policy=_policy(piece, ratio, advantage, context, config),
+        distillation=distillation,
+        kl=config.kl_coef * kl,
+        entropy=-config.entropy_coef * losses.entropy(student) if config.entropy_coef else nothing,
+        statistics=statistics,
     )
-    policy = losses.clipped_policy_loss(sampled, old, advantage, clip_low=config.clip_low, clip_high=config.clip_high)
-    acting = reward_mask if config.opd_top_k else reward_mask | hint_mask
-    policy = torch.where(acting, policy, torch.zeros_like(policy))
-    kl = losses.exact_kl(student, distribution(context.reference[flat], temperature))
-    clip = losses.clipped_share(sampled, old, advantage, clip_low=config.clip_low, clip_high=config.clip_high)
-    statistics = {
-        "kl": kl.detach(),
-        "entropy": losses.entropy(student.detach()),
-        "ratio": losses.policy_ratio(sampled.detach(), old),
-        "clip_fraction": clip.float(),
-        "gap": (sampled.detach() - old).abs(),
-    }
-    return Terms(policy=policy, distillation=distillation, kl=config.kl_coef * kl, statistics=statistics)
+
+
+def token_advantages(
+    student: Tensor, flat: Tensor, context: StepContext, distribution: Distribution, config: LossConfig
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What a custom loss, for which the reference is always read, is told of n tokens; all [n], without gradients.
+
+    Log-probabilities of the student and of the reference, those of the teacher (NaN where no hint is), and the
+    advantage, which is the sum of the reward's and the distillation's.
+    """
+    with torch.no_grad():
+        assert context.reference is not None
+        piece = _piece(student, flat, context, distribution, config, first=True)
+        opd, _ = _distillation(piece, context, distribution, config, first=True)
+        reference = distribution(context.reference[flat], piece.temperature)
+        teacher = torch.full_like(piece.sampled, float("nan"))
+        hinted = context.batch.hint_mask[flat].nonzero().squeeze(-1)
+        if hinted.numel():
+            told = distribution(context.teacher[flat[hinted]], piece.temperature[hinted])
+            teacher[hinted] = chosen_logprobs(told, piece.targets[hinted], piece.kept[hinted])
+        return (
+            piece.sampled,
+            chosen_logprobs(reference, piece.targets, piece.kept),
+            teacher,
+            _advantage(piece, opd, context, config),
+        )
+
+
+def fill_mean_log_ratio(
+    hidden: Tensor, flat: Tensor, context: StepContext, distribution: Distribution, config: LossConfig, *, first: bool
+) -> None:
+    """Write the mean `log ρ` of whole answers into `context.mean_log_ratio`, at each of their tokens.
+
+    `hidden` [n, H] are the student's at `flat` [n], all tokens of one or more answers; no gradients.
+    """
+    parts = []
+    with torch.no_grad():
+        for states, where in zip(torch.split(hidden, PIECE), torch.split(flat, PIECE), strict=True):
+            student = distribution(states, context.batch.temperature[where])
+            piece = _piece(student, where, context, distribution, config, first=first)
+            parts.append(piece.sampled - piece.old)
+        context.mean_log_ratio[flat] = losses.mean_per_sequence(torch.cat(parts), context.batch.owner[flat])
+
+
+def demonstration_terms(
+    student: Tensor, flat: Tensor, batch: TrainBatch, teacher: Tensor | None, distribution: Distribution
+) -> Tensor:
+    """The loss of m tokens of accepted retries under the prompt without the correction: [m], not yet weighted.
+
+    The likelihood of the tokens; or, with a `teacher` (hidden states [M, H] of the policy that read the correction,
+    at the same tokens), `KL(π_teacher ‖ π)` over the whole vocabulary: it says at each place what else would have
+    done.
+    """
+    if teacher is None:
+        chosen = student.gather(-1, batch.demo_targets[flat].unsqueeze(-1)).squeeze(-1)
+        return losses.negative_log_likelihood(chosen)
+    return losses.exact_kl(distribution(teacher[flat], batch.demo_temperature[flat]), student)
 
 
 def chosen_logprobs(logprobs: Tensor, targets: Tensor, kept: Tensor) -> Tensor:
@@ -136,12 +208,133 @@ def chosen_logprobs(logprobs: Tensor, targets: Tensor, kept: Tensor) -> Tensor:
     return chosen.index_add(0, cut, -inside.logsumexp(-1))
 
 
-def _topk_distillation(student: Tensor, before: Tensor, teacher: Tensor, config: LossConfig) -> Tensor:
+def _piece(
+    student: Tensor,
+    flat: Tensor,
+    context: StepContext,
+    distribution: Distribution,
+    config: LossConfig,
+    *,
+    first: bool,
+) -> _Piece:
+    batch = context.batch
+    targets, kept, temperature = batch.targets[flat], batch.kept[flat], batch.temperature[flat]
+    sampled = chosen_logprobs(student, targets, kept)
+    old = engine = batch.old[flat]
+    correction = torch.ones_like(old)
+    missing = engine.isnan()
+    if bool(missing.any()):  # reconstructed: the old policy is the student before the step
+        before = student.detach() if first else distribution(context.old[flat], temperature)
+        old = engine = torch.where(missing, chosen_logprobs(before, targets, kept), engine)
+    if config.corrects_mismatch:
+        before = student if first else distribution(context.old[flat], temperature)
+        old = sampled.detach() if first else chosen_logprobs(before, targets, kept)
+        correction = losses.mismatch_weight(
+            old, engine, cap=config.tis_cap, low=config.icepop_low, high=config.icepop_high
+        )
+    return _Piece(
+        flat=flat,
+        student=student,
+        sampled=sampled,
+        targets=targets,
+        temperature=temperature,
+        kept=kept,
+        engine=engine,
+        old=old,
+        correction=correction,
+    )
+
+
+def _distillation(
+    piece: _Piece, context: StepContext, distribution: Distribution, config: LossConfig, *, first: bool
+) -> tuple[Tensor, Tensor]:
+    """Its advantage at the sampled tokens, and its term per vocabulary entry; one of the two is 0. Both [n]."""
+    opd = torch.zeros_like(piece.sampled)
+    term = torch.zeros_like(piece.sampled)
+    hinted = context.batch.hint_mask[piece.flat].nonzero().squeeze(-1)
+    if not hinted.numel():
+        return opd, term
+    where, temperature = piece.flat[hinted], piece.temperature[hinted]
+    teacher = distribution(context.teacher[where], temperature)
+    if not config.opd_top_k:
+        chosen = chosen_logprobs(teacher, piece.targets[hinted], piece.kept[hinted])
+        opd[hinted] = advantages.opd_token_advantage(chosen, piece.old[hinted], config.opd_clip)
+        return opd, term
+    own = piece.student[hinted]
+    before = own.detach() if first else distribution(context.old[where], temperature)
     support = advantages.opd_topk_advantage(before, teacher, config.opd_top_k, config.opd_clip)
-    return losses.topk_policy_loss(
-        advantages.on_support(student, support.ids),
+    entries = losses.topk_policy_loss(
+        advantages.on_support(own, support.ids),
         support.old,
         support.advantage,
         clip_low=config.clip_low,
         clip_high=config.clip_high,
     )
+    return opd, term.index_put((hinted,), config.w_opd * entries)
+
+
+def _advantage(piece: _Piece, opd: Tensor, context: StepContext, config: LossConfig) -> Tensor:
+    batch, flat = context.batch, piece.flat
+    hinted = batch.hint_mask[flat]
+    return advantages.combine(
+        context.reward_advantage[flat],
+        batch.reward_mask[flat],
+        opd,
+        torch.zeros_like(hinted) if config.opd_top_k else hinted,
+        w_rl=config.w_rl,
+        w_opd=config.w_opd,
+    )
+
+
+def _ratio(piece: _Piece, context: StepContext, config: LossConfig) -> Tensor:
+    if config.kind == "gspo":
+        return losses.sequence_ratio(piece.sampled, context.mean_log_ratio[piece.flat])
+    return losses.policy_ratio(piece.sampled, piece.old)
+
+
+def _policy(piece: _Piece, ratio: Tensor, advantage: Tensor, context: StepContext, config: LossConfig) -> Tensor:
+    """The term of the sampled tokens, 0 where no signal acts through them: [n]."""
+    low, high = config.clip_low, config.clip_high
+    if config.kind == "cispo":
+        term = losses.cispo_loss(piece.sampled, ratio, advantage, clip_low=low, clip_high=high)
+    elif config.kind == "importance_sampling":
+        term = losses.importance_sampling_loss(ratio, advantage)
+    else:
+        term = losses.clipped_policy_loss(ratio, advantage, clip_low=low, clip_high=high, dual_clip=config.dual_clip)
+    batch, flat = context.batch, piece.flat
+    acting = batch.reward_mask[flat] if config.opd_top_k else batch.reward_mask[flat] | batch.hint_mask[flat]
+    return torch.where(acting, piece.correction * term, torch.zeros_like(term))
+
+
+def _kl(piece: _Piece, reference: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
+    """The KL that the loss takes, and the exact one, which is what is reported: both [n]."""
+    if config.kl == "exact":
+        exact = losses.exact_kl(piece.student if config.kl_coef else piece.student.detach(), reference)
+        return exact, exact
+    chosen = chosen_logprobs(reference, piece.targets, piece.kept)
+    ratio = losses.policy_ratio(piece.sampled, piece.old)
+    return (
+        losses.estimated_kl(config.kl, piece.sampled, chosen, ratio),
+        losses.exact_kl(piece.student.detach(), reference),
+    )
+
+
+def _given_terms(piece: _Piece, context: StepContext, given: Given) -> Tensor:
+    """Terms [n] whose weighted sum over the batch is the given loss, with the given gradient."""
+    weights = context.batch.weights[piece.flat]
+    slope = torch.where(weights > 0, given.slope[piece.flat] / weights.clamp_min(1e-30), torch.zeros_like(weights))
+    return given.value + slope * (piece.sampled - piece.sampled.detach())
+
+
+def _statistics(piece: _Piece, ratio: Tensor, advantage: Tensor, config: LossConfig) -> dict[str, Tensor]:
+    clips = config.kind != "importance_sampling"
+    clipped = losses.clipped_share(ratio, advantage, clip_low=config.clip_low, clip_high=config.clip_high)
+    found = {
+        "entropy": losses.entropy(piece.student.detach()),
+        "ratio": ratio,
+        "clip_fraction": clipped.float() if clips else torch.zeros_like(ratio),
+        "gap": (piece.sampled.detach() - piece.engine).abs(),
+    }
+    if config.corrects_mismatch:
+        found["mismatch_weight"] = piece.correction
+    return found

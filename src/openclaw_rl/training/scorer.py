@@ -9,6 +9,7 @@ large) only a piece at a time, when and where somebody needs one.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,7 +19,14 @@ import torch
 from torch import Tensor, nn
 
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.training.batch import MicroBatch, TokenSequence, plan_micro_batches
+from openclaw_rl.training.attention import ATTENTION
+from openclaw_rl.training.batch import TokenSequence
+from openclaw_rl.training.packing import Pack, plan_packs
+
+log = logging.getLogger(__name__)
+
+APART_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+"""How far (relative L2) a row's hidden states may lie from themselves when it is read beside another: rounding."""
 
 
 class Mode(StrEnum):
@@ -50,27 +58,47 @@ def _nothing() -> None:
 class Scorer:
     """Scores with a PEFT model whose output head no adapter touches.
 
+    The model's attention is set to the one of `attention`, so that rows can lie end to end. A model that mixes them
+    all the same (one that does not let its attention be chosen, or that carries a state along) reads one at a time.
+
     Raises:
         ConfigError: where the model does something between its last hidden state and its logits that the scorer would
-            miss (soft-capping, scaling, an adapter on the head). Checked once, on a tiny input.
+            miss (soft-capping, scaling, an adapter on the head), or takes no arguments for its attention. Checked
+            once, on tiny inputs.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
         self.model = model
         causal = model.get_base_model()
         self._trunk: nn.Module = causal.get_decoder()
         self._head: nn.Module = causal.get_output_embeddings()
         self._width = int(causal.config.hidden_size)
         self.device: torch.device = causal.device
+        self._rows_per_pack: int | None = None
         self._check_head()
+        causal.set_attn_implementation(ATTENTION)
+        if gradient_checkpointing:
+            causal.activation_checkpointing_enable({"use_reentrant": False})
+        if not self._keeps_rows_apart(APART_TOLERANCE[causal.dtype]):
+            log.warning("this model does not keep packed rows apart: each is read in a forward pass of its own")
+            self._rows_per_pack = 1
 
-    def hidden(self, micro: MicroBatch, mode: Mode) -> Tensor:
-        """The hidden states that predict a micro-batch's response tokens: [R, H], in the order of `micro.flat`."""
+    def plan(self, sequences: Sequence[TokenSequence], max_tokens: int) -> list[Pack]:
+        """Forward passes over all sequences, of at most `max_tokens` tokens each where they can be cut so."""
+        return plan_packs(sequences, max_tokens, self.device, rows_per_pack=self._rows_per_pack)
+
+    def hidden(self, pack: Pack, mode: Mode) -> Tensor:
+        """The hidden states that predict a pack's response tokens: [R, H], in the order of `pack.flat`."""
         adapter = self.model.disable_adapter() if mode is Mode.REFERENCE else contextlib.nullcontext()
         self.model.train(mode is Mode.STUDENT)
         with adapter, torch.set_grad_enabled(mode is Mode.STUDENT):
-            states: Tensor = self._trunk(input_ids=micro.input_ids, use_cache=False).last_hidden_state
-            return states[micro.rows, micro.columns]
+            states: Tensor = self._trunk(
+                input_ids=pack.input_ids,
+                position_ids=pack.position_ids,
+                row_lengths=pack.row_lengths,
+                use_cache=False,
+            ).last_hidden_state
+            return states[0, pack.positions]
 
     def log_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
         """Log-probabilities over the vocabulary, [R, V] float32, at `temperature` [R]; gradients follow `hidden`.
@@ -79,6 +107,10 @@ class Scorer:
         """
         warm = hidden / temperature.unsqueeze(-1).to(hidden.dtype)
         return torch.log_softmax(self._head(warm).float(), dim=-1)
+
+    def empty_row(self, length: int) -> Tensor:
+        """A flat row of hidden states, [length, H], all 0."""
+        return torch.zeros(length, self._width, device=self.device)
 
     def hidden_row(
         self,
@@ -90,10 +122,10 @@ class Scorer:
         progress: Callable[[], None] = _nothing,
     ) -> Tensor:
         """Hidden states of all sequences, without gradients, as a flat row [length, H]; 0 where no sequence lies."""
-        row = torch.zeros(length, self._width, device=self.device)
-        for micro in plan_micro_batches(sequences, max_tokens, self.device):
+        row = self.empty_row(length)
+        for pack in self.plan(sequences, max_tokens):
             with torch.no_grad():
-                row[micro.flat] = self.hidden(micro, mode).float()
+                row[pack.flat] = self.hidden(pack, mode).float()
             progress()
         return row
 
@@ -110,9 +142,9 @@ class Scorer:
 
         For a step over many, use `hidden` and `log_distribution` piece by piece.
         """
-        (micro,) = plan_micro_batches([sequence], len(sequence), self.device)
+        (pack,) = self.plan([sequence], len(sequence))
         with torch.set_grad_enabled(mode is Mode.STUDENT):
-            hidden = self.hidden(micro, mode)
+            hidden = self.hidden(pack, mode)
             warmth = torch.full((hidden.shape[0],), temperature, device=self.device)
             distribution = self.log_distribution(hidden, warmth).cpu()
             targets = torch.tensor(sequence.response_ids)
@@ -138,3 +170,15 @@ class Scorer:
             raise ConfigError("an output head with a bias is not supported: temperature would not scale it")
         if any("lora" in name for name, _ in self._head.named_parameters()):
             raise ConfigError("an adapter on the output head is not supported: leave it out of lora.target_modules")
+
+    def _keeps_rows_apart(self, tolerance: float) -> bool:
+        """Whether rows that lie end to end are read as they are alone."""
+        rows = [(1, 2, 3, 4, 5, 6), (3, 2, 1, 0)]
+        sequences = [TokenSequence(prompt_ids=ids, response_ids=(0,), start=i) for i, ids in enumerate(rows)]
+        try:
+            together, alone = (
+                self.hidden_row(sequences, Mode.TEACHER, length=2, max_tokens=tokens) for tokens in (10, 1)
+            )
+        except TypeError as error:
+            raise ConfigError(f"the trainer cannot pass this model's attention what it needs: {error}") from error
+        return bool(((together - alone).norm(dim=-1) <= tolerance * alone.norm(dim=-1)).all())

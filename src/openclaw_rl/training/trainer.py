@@ -8,8 +8,9 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,25 +21,22 @@ from torch import Tensor
 from openclaw_rl.config import TrainingConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.training import gate, losses
-from openclaw_rl.training.advantages import running_baseline
-from openclaw_rl.training.batch import MicroBatch, TokenSequence, TrainBatch, build_batch, plan_micro_batches
+from openclaw_rl.training.advantages import Compared, reward_advantages, rewarded
+from openclaw_rl.training.batch import TokenSequence, TrainBatch, build_batch
+from openclaw_rl.training.custom_loss import CustomLoss
+from openclaw_rl.training.gradients import Gradients, NonFinite, Progress, pieces
 from openclaw_rl.training.meter import Meter
-from openclaw_rl.training.objective import StepContext, loss_terms
+from openclaw_rl.training.objective import StepContext
 from openclaw_rl.training.scorer import Mode, Scorer
 from openclaw_rl.types import Sample
 
 log = logging.getLogger(__name__)
-
-HEAD_CHUNK = 64
-"""Response tokens whose distributions exist at once: 64 x 49,152 entries are 13 MB, and a dozen such are alive."""
 
 PROBE_SEQUENCES = 2
 """Sequences read again after the step, so that the gate judges the new weights and not the old."""
 
 TeacherPrompt = Callable[[Sample], Sequence[int]]
 """The token ids of a sample's prompt with its hint put in; asked only for samples that have one."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,19 +53,16 @@ class StepOutcome:
 class TrainerState:
     """All that a step changes: what a checkpoint holds and what a refused step goes back to.
 
-    `step` counts committed steps, and is also the version of the adapter that they made.
+    `step` counts committed steps, and is also the version of the adapter that they made. `averages`: the moving
+    averages of rewards, by the key that each belongs to.
     """
 
     step: int
-    baseline: float | None
+    averages: dict[str, float]
     adapter: dict[str, Tensor]
     optimizer: dict[str, Any]
     rng: Tensor
     trained: tuple[str, ...] = field(default=())
-
-
-class NonFinite(ArithmeticError):
-    """A loss or a gradient that is no number."""
 
 
 class Trainer:
@@ -101,11 +96,13 @@ class Trainer:
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
         self.model = _with_adapter(model, config)
         self.model.peft_config["default"].base_model_name_or_path = base_path
-        self.scorer = Scorer(self.model)
+        self.scorer = Scorer(self.model, gradient_checkpointing=config.gradient_checkpointing)
+        path = config.custom_loss_function_path
+        self._custom = None if path is None else CustomLoss.load(path, config.loss)
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(self._parameters, **self._optimizer_settings())
         self.step_number = 0
-        self.baseline: float | None = None
+        self.averages: dict[str, float] = {}
         self._trained: tuple[str, ...] = ()
 
     # --- state ---------------------------------------------------------------------------------------------
@@ -115,7 +112,7 @@ class Trainer:
         adapter = get_peft_model_state_dict(self.model, save_embedding_layers=False)
         return TrainerState(
             step=self.step_number,
-            baseline=self.baseline,
+            averages=dict(self.averages),
             adapter=_copy_on_cpu(adapter),
             optimizer=_copy_on_cpu(self._optimizer.state_dict()),
             rng=torch.get_rng_state(),
@@ -137,7 +134,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group.update(self._optimizer_settings())
         torch.set_rng_state(state.rng)
-        self.step_number, self.baseline, self._trained = state.step, state.baseline, state.trained
+        self.step_number, self.averages, self._trained = state.step, dict(state.averages), state.trained
 
     def _optimizer_settings(self) -> dict[str, Any]:
         config = self.config
@@ -194,91 +191,63 @@ class Trainer:
         )
 
     def _train(self, batch: TrainBatch, meter: Meter, progress: Progress) -> str | None:
-        context, next_baseline = self._context(batch, progress)
-        meter.set("baseline", context.baseline)
-        for epoch in range(self.config.epochs_per_batch):
-            self._optimizer.zero_grad(set_to_none=True)
-            self._policy_gradients(context, meter, progress, first=epoch == 0)
-            if epoch == 0:  # a demonstration is shown once, however often the batch is gone over
-                self._retry_gradients(batch, meter, progress)
-            self._apply(batch, meter)
-        self.baseline = next_baseline
+        self.averages = self.update(batch, meter, progress)
         progress("probing the new weights")
-        meter.set("kl_after", self._probe(context))
+        meter.set("kl_after", self._probe(batch))
         return gate.verdict(meter.means(), self._parameters, self.config.gate)
 
-    def _context(self, batch: TrainBatch, progress: Progress) -> tuple[StepContext, float | None]:
+    def update(self, batch: TrainBatch, meter: Meter, progress: Progress = lambda _: None) -> dict[str, float]:
+        """Go over the batch `epochs_per_batch` times: gradients and an optimiser step each. Nothing is undone.
+
+        Returns:
+            The moving averages of rewards after this batch.
+
+        Raises:
+            NonFinite: a loss or a gradient is no number; the parameters may have moved in an earlier pass.
+        """
+        compared = self._compare_rewards(batch)
+        if compared.expected:
+            meter.set("baseline", statistics.fmean(compared.expected))
+        context = self._context(batch, compared, progress)
+        gradients = Gradients(
+            scorer=self.scorer, config=self.config, custom=self._custom, version=self.step_number, progress=progress
+        )
+        for epoch in range(self.config.epochs_per_batch):
+            self._optimizer.zero_grad(set_to_none=True)
+            gradients.of_policy(context, meter, first=epoch == 0)
+            if epoch == 0:  # a demonstration is shown once, however often the batch is gone over
+                gradients.of_retries(batch, meter)
+            self._apply(batch, meter)
+        return compared.averages
+
+    def _compare_rewards(self, batch: TrainBatch) -> Compared:
+        used = batch.samples if bool(batch.reward_mask.any()) else ()
+        return reward_advantages(rewarded(used, self.config.loss), self.averages, self.config.loss)
+
+    def _context(self, batch: TrainBatch, compared: Compared, progress: Progress) -> StepContext:
         """Everything that is read before the first gradient: the reference, and the teacher under the hints."""
         size, budget = batch.targets.numel(), self.config.max_tokens_per_micro_batch
-        used, next_baseline = 0.0, self.baseline
-        if self.config.loss.baseline == "running":
-            used, next_baseline = running_baseline(
-                self.baseline, batch.present_rewards, self.config.loss.baseline_decay
-            )
+        uses_reference = self.config.loss.kl_coef > 0 or self._custom is not None
 
         def read(sequences: Sequence[TokenSequence], mode: Mode) -> Tensor:
             return self.scorer.hidden_row(
                 sequences, mode, length=size, max_tokens=budget, progress=lambda: progress(f"reading the {mode}")
             )
 
-        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
-        reference = read(acting, Mode.REFERENCE)
-        teacher = read([self._hinted(batch, index) for index in batch.hinted], Mode.TEACHER)
-        context = StepContext(
+        return StepContext(
             batch=batch,
-            baseline=used,
-            reference=reference,
-            teacher=teacher,
-            old=torch.zeros_like(reference),
+            reward_advantage=batch.spread_over_rewards(compared.advantages),
+            reference=read(batch.acting, Mode.REFERENCE) if uses_reference else None,
+            teacher=read([self._hinted(batch, index) for index in batch.hinted], Mode.TEACHER),
+            old=self.scorer.empty_row(size),
+            mean_log_ratio=torch.zeros_like(batch.old),
         )
-        return context, next_baseline
 
     def _hinted(self, batch: TrainBatch, index: int) -> TokenSequence:
         """The same response ids under the prompt that holds the hint."""
         own = batch.sequences[index]
         prompt = tuple(self._teacher_prompt(batch.samples[index]))
         return TokenSequence(prompt_ids=prompt, response_ids=own.response_ids, start=own.start)
-
-    def _policy_gradients(self, context: StepContext, meter: Meter, progress: Progress, *, first: bool) -> None:
-        batch = context.batch
-        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
-        for micro in self._micro_batches(acting):
-            hidden = self.scorer.hidden(micro, Mode.STUDENT)
-            if first:
-                context.old[micro.flat] = hidden.detach().float()
-            leaf = hidden.detach().requires_grad_()
-            for piece in _pieces(leaf.shape[0]):
-                flat = micro.flat[piece]
-                student = self.scorer.log_distribution(leaf[piece], batch.temperature[flat])
-                terms = loss_terms(
-                    student, flat, context, self.scorer.log_distribution, self.config.loss, first=first
-                )
-                weights = batch.weights[flat]
-                loss = (terms.total * weights).sum()
-                untouched = batch.versions[flat] == self.step_number if first else torch.zeros_like(flat).bool()
-                meter.add_terms(terms, weights, same_version=untouched)
-                _backward(loss)
-            progress("computing gradients")
-            _continue_backward(hidden, leaf)
-            progress("computing gradients")
-
-    def _retry_gradients(self, batch: TrainBatch, meter: Meter, progress: Progress) -> None:
-        for micro in self._micro_batches(batch.demos):
-            hidden = self.scorer.hidden(micro, Mode.STUDENT)
-            leaf = hidden.detach().requires_grad_()
-            for piece in _pieces(leaf.shape[0]):
-                flat = micro.flat[piece]
-                logprobs = self.scorer.log_distribution(leaf[piece], batch.demo_temperature[flat])
-                own = logprobs.gather(-1, batch.demo_targets[flat].unsqueeze(-1)).squeeze(-1)
-                nll = losses.negative_log_likelihood(own)
-                loss = self.config.loss.w_retry * (nll * batch.demo_weights[flat]).sum()
-                meter.total("loss_retry", float(loss.detach()))
-                _backward(loss)
-            _continue_backward(hidden, leaf)
-            progress("computing gradients of accepted retries")
-
-    def _micro_batches(self, sequences: Sequence[TokenSequence]) -> Iterator[MicroBatch]:
-        yield from plan_micro_batches(sequences, self.config.max_tokens_per_micro_batch, self.scorer.device)
 
     def _apply(self, batch: TrainBatch, meter: Meter) -> None:
         norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self.config.max_grad_norm))
@@ -291,20 +260,16 @@ class Trainer:
             group["lr"] = self.config.lr * share
         self._optimizer.step()
 
-    def _probe(self, context: StepContext) -> float:
+    def _probe(self, batch: TrainBatch) -> float:
         """Mean exact KL to the base of the new weights, nats per token, on the shortest sequences of the batch."""
-        batch = context.batch
-        acting = [s for i, s in enumerate(batch.sequences) if bool(batch.weights[batch.starts[i]] > 0)]
         values = []
-        for sequence in sorted(acting, key=len)[:PROBE_SEQUENCES]:
-            (micro,) = plan_micro_batches([sequence], len(sequence), self.scorer.device)
+        for sequence in sorted(batch.acting, key=len)[:PROBE_SEQUENCES]:
+            (pack,) = self.scorer.plan([sequence], len(sequence))
             with torch.no_grad():
-                hidden = self.scorer.hidden(micro, Mode.TEACHER)
-                for piece in _pieces(hidden.shape[0]):
-                    flat = micro.flat[piece]
-                    temperature = batch.temperature[flat]
-                    student = self.scorer.log_distribution(hidden[piece], temperature)
-                    reference = self.scorer.log_distribution(context.reference[flat], temperature)
+                now, base = (self.scorer.hidden(pack, mode) for mode in (Mode.TEACHER, Mode.REFERENCE))
+                for piece in pieces(now.shape[0]):
+                    temperature = batch.temperature[pack.flat[piece]]
+                    student, reference = (self.scorer.log_distribution(h[piece], temperature) for h in (now, base))
                     values.append(losses.exact_kl(student, reference))
         return float(torch.cat(values).mean()) if values else 0.0
 
@@ -333,23 +298,6 @@ def _copy_on_cpu(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_copy_on_cpu(item) for item in value)
     return copy.deepcopy(value)
-
-
-def _pieces(length: int) -> Iterator[slice]:
-    for start in range(0, length, HEAD_CHUNK):
-        yield slice(start, min(start + HEAD_CHUNK, length))
-
-
-def _backward(loss: Tensor) -> None:
-    if not bool(torch.isfinite(loss.detach())):
-        raise NonFinite("loss_not_finite")
-    loss.backward()  # type: ignore[no-untyped-call]
-
-
-def _continue_backward(hidden: Tensor, leaf: Tensor) -> None:
-    """Take the gradient that the output head left at `leaf` on through the model, whose hidden states these are."""
-    if leaf.grad is not None:
-        hidden.backward(leaf.grad.to(hidden.dtype))  # type: ignore[no-untyped-call]
 
 
 def _batch_metrics(batch: TrainBatch, version: int) -> dict[str, float]:
