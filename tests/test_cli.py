@@ -8,11 +8,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
 from openclaw_rl import __version__
 from openclaw_rl.cli import main
-from openclaw_rl.cli_chat import version_name
-from openclaw_rl.config import Config
+from openclaw_rl.cli_chat import _key, version_name
+from openclaw_rl.config import ApiKey, Config
 from openclaw_rl.config_sources import from_tree, resolve
 
 
@@ -157,3 +158,9 @@ def test_what_cannot_be_done_together_or_at_all_is_one_line(
     occupied.write_text("")
     assert main(["up", "--run-dir", str(occupied)]) == 2
     assert "cannot use run_dir" in capsys.readouterr().err
+
+
+def test_chat_takes_a_key_that_is_trained_on() -> None:
+    silent = ApiKey(name="silent", key=SecretStr("s"), train=False)
+    heard = ApiKey(name="heard", key=SecretStr("h"))
+    assert [_key(keys) for keys in ((), (silent,), (silent, heard))] == ["none", "s", "h"]

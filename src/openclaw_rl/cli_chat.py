@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +13,7 @@ import openai
 from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
 
+from openclaw_rl.config import ApiKey
 from openclaw_rl.config_sources import load_json
 from openclaw_rl.supervision.state import child_config_path, read_state
 
@@ -40,10 +41,9 @@ def chat(run_dir: Path, *, model: str | None, temperature: float, max_tokens: in
         errors.print(f"openclaw-rl: no deployment in {run_dir}: start one with: {start}", markup=False)
         return FAILED
     config = load_json(child_config_path(run_dir.expanduser()))
-    keys = config.serving.api_keys
     client = openai.OpenAI(
         base_url=state.url,
-        api_key=keys[0].key.get_secret_value() if keys else "none",
+        api_key=_key(config.serving.api_keys),
         max_retries=0,
         timeout=REQUEST_TIMEOUT_S,
         http_client=openai.DefaultHttpxClient(trust_env=False),  # the gateway is on this machine, behind no proxy
@@ -54,6 +54,12 @@ def chat(run_dir: Path, *, model: str | None, temperature: float, max_tokens: in
     console.print(f"{options['model']} at {state.url}. {HELP}.", style="dim", markup=False)
     with client:
         return Talk(client, console, options).run()
+
+
+def _key(keys: Sequence[ApiKey]) -> str:
+    """A configured key to talk with: one that is trained on, for a chat is meant to teach, if there is one."""
+    chosen = next((key for key in keys if key.train), keys[0] if keys else None)
+    return "none" if chosen is None else chosen.key.get_secret_value()
 
 
 class Talk:

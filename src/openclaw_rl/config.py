@@ -17,6 +17,7 @@ from openclaw_rl.types import Method
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]
+"""Also of a dropout: at 1 nothing would be left."""
 Count = Annotated[int, Field(ge=1)]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -37,7 +38,7 @@ Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 class Section(BaseModel):
     """A part of the tree: immutable, and strict about unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, use_attribute_docstrings=True)
 
 
 class ModelConfig(Section):
@@ -237,7 +238,7 @@ class LoraConfig(Section):
 
     rank: Count = 16
     alpha: Positive = 32.0
-    dropout: Fraction = 0.0
+    dropout: Decay = 0.0
     target_modules: tuple[str, ...] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
@@ -260,7 +261,7 @@ class LossConfig(Section):
     """C: log-probability differences are clipped to ±C (nats)."""
     baseline: Literal["none", "running"] = "running"
     """`running` subtracts a moving average of rewards, so that a mostly negative user does not only unteach."""
-    baseline_decay: Fraction = 0.9
+    baseline_decay: Decay = 0.9
     reduction: Literal["tokens", "samples"] = "samples"
     """Mean over effective tokens, or over effective samples of the mean over their tokens."""
 

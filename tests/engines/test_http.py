@@ -103,6 +103,21 @@ def test_errors_arrive_as_what_they_are(served: Config) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 400),  # a page whose name resolves to loopback
+        ({"Content-Type": "text/plain", "Origin": "https://evil.example"}, 400),  # what a page may send unasked
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+    ],
+)
+def test_a_web_page_cannot_ask_the_engine(served: Config, headers: dict[str, str], status: int) -> None:
+    body = '{"messages": [{"role": "user", "content": "hi"}], "tools": []}'
+    url = f"http://127.0.0.1:{served.engine.port}/render"
+    answer = httpx.post(url, content=body, headers={"Content-Type": "application/json"} | headers)
+    assert answer.status_code == status
+
+
 def test_a_client_that_leaves_cancels_its_generation(served: Config) -> None:
     async def main() -> None:
         engine = EmbeddedEngine.from_config(served)
@@ -133,7 +148,7 @@ def test_nobody_there_is_unavailable() -> None:
 
 @asynccontextmanager
 async def scripted(*script: dict[str, Any]) -> AsyncIterator[EmbeddedEngine]:
-    engine = EmbeddedEngine("http://engine", transport=httpx.ASGITransport(app=scripted_app(script)))
+    engine = EmbeddedEngine("http://localhost", transport=httpx.ASGITransport(app=scripted_app(script)))
     try:
         yield engine
     finally:

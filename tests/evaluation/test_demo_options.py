@@ -42,6 +42,7 @@ def test_by_itself_it_takes_a_free_port(tmp_path: Path, recipe: Path) -> None:
         ({"interactions": 100_000}, "question of its own"),
         ({"held_out": 0}, "between 1 and"),
         ({"threads": 0}, "at least 1"),
+        ({"max_tokens": 0}, "at least 1"),
         ({"temperature": 0.0}, "above 0"),
     ],
 )

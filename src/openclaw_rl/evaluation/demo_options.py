@@ -56,8 +56,9 @@ class DemoOptions:
             )
         if not 1 <= self.held_out <= len(HELD_OUT_QUESTIONS):
             raise ConfigError(f"--held-out {self.held_out}: between 1 and {len(HELD_OUT_QUESTIONS)}")
-        if self.threads < 1:
-            raise ConfigError(f"--threads {self.threads}: at least 1")
+        for flag, number in (("--threads", self.threads), ("--max-tokens", self.max_tokens)):
+            if number < 1:
+                raise ConfigError(f"{flag} {number}: at least 1")
         if not 0.0 < self.temperature <= 2.0:
             raise ConfigError(
                 f"--temperature {self.temperature}: above 0 (greedy answers are not trained) and at most 2"

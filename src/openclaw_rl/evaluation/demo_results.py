@@ -42,79 +42,107 @@ def gather_report(
     plot: Path | None,
 ) -> DemoReport:
     """Bring the client's ledger, the store and the scores together."""
-    before, after, told = results.before, results.after, results.told_base
-    spans = store.status.spans()
-    publishes = [span for span in spans if span.name == PUBLISH]
-    streams = ledger.select(_counts_for_gaps)
-    gaps = token_gaps((entry.chunk_times for entry in streams), spans)
-    agreement = judge_agreement(ledger.verdicts, judge_scores(store))
-    asked = ledger.select(lambda entry: entry.purpose in CONVERSATION and entry.turn_id is not None)
-    recorded = recorded_answers(store, [str(entry.turn_id) for entry in asked])
-    counts = store.status.counts()
     checkpoint = checkpoint_of(store)
-    waits = [entry.first_token_s for entry in streams if entry.first_token_s is not None]
+    figures = {
+        **_scores(results),
+        **_judging(ledger, store),
+        **_interruptions(ledger, store),
+        **_learning(ledger),
+    }
     return DemoReport(
-        interactions=ledger.interactions,
-        answers=ledger.answers,
-        updates=len(store.samples.steps()),
+        **figures,
         seconds=seconds,
         peak_memory_gib=peak_memory_gib,
-        score_before=before.score if before else None,
-        score_after=after.score if after else None,
-        topical_before=before.topical if before else None,
-        topical_after=after.topical if after else None,
-        good_and_topical_after=after.good_and_topical if after else None,
-        quality_nats_below_told_base=(
-            None
-            if results.told_base_nats is None or results.policy_nats is None
-            else nats_below(results.told_base_nats, results.policy_nats)
-        ),
-        judge_agreement=agreement.rate,
-        refused_requests=ledger.refused_requests,
-        broken_streams=ledger.broken_streams,
-        lost_turns=len(lost_turns(ledger, recorded)),
-        max_token_gap_ms_during_publish=gaps.publish_ms,
-        max_token_gap_ms_during_step=gaps.step_ms,
-        max_token_gap_ms_otherwise=gaps.otherwise_ms,
         method=config.training.method.value,
         model=config.model.path,
         seed=options.seed,
         checkpoint=None if checkpoint is None else str(checkpoint),
         preference=options.preference,
         held_out_questions=options.held_out,
-        good_and_topical_before=before.good_and_topical if before else None,
-        told_base_score=told.score if told else None,
-        told_base_topical=told.topical if told else None,
-        told_base_nats_per_token=results.told_base_nats,
-        policy_nats_per_token=results.policy_nats,
-        answers_by_attempt=_answers_by_attempt(ledger),
-        judged={
-            "reactions": agreement.judged,
-            "agreed": agreement.agreed,
-            "opposed": agreement.opposed,
-            "silent": agreement.silent,
-        },
-        samples_by_state=counts.samples_by_state,
-        turns_by_state=counts.turns_by_state,
-        excluded_by_reason=counts.turns_by_reason,
-        counters=counts.counters,
-        hints=counts.hints,
-        publishes=len(publishes),
-        publishes_with_open_stream=spans_with_open_stream(publishes, _open_times(ledger)),
-        token_gaps_counted={
-            "publish": gaps.publish_count,
-            "step": gaps.step_count,
-            "otherwise": gaps.otherwise_count,
-        },
-        median_first_token_ms=1000.0 * median(waits) if waits else None,
-        preference_score_by_quarter=score_by_part([bool(x.satisfied) for x in ledger.first_answers], 4),
         restarts=restarts,
         settled=results.settled,
         run_dir=str(config.run_dir),
         plot=None if plot is None else str(plot),
         phases_s=results.phases_s,
-        sample_answers=_sample_answers(before, after),
+        sample_answers=_sample_answers(results.before, results.after),
     )
+
+
+def _scores(results: RunResults) -> dict[str, Any]:
+    """What the held-out questions say, before and after, and what the base does when told the preference."""
+    before, after, told = results.before, results.after, results.told_base
+    nats = (results.told_base_nats, results.policy_nats)
+    return {
+        "score_before": before.score if before else None,
+        "score_after": after.score if after else None,
+        "topical_before": before.topical if before else None,
+        "topical_after": after.topical if after else None,
+        "good_and_topical_before": before.good_and_topical if before else None,
+        "good_and_topical_after": after.good_and_topical if after else None,
+        "told_base_score": told.score if told else None,
+        "told_base_topical": told.topical if told else None,
+        "told_base_nats_per_token": nats[0],
+        "policy_nats_per_token": nats[1],
+        "quality_nats_below_told_base": None if nats[0] is None or nats[1] is None else nats_below(nats[0], nats[1]),
+    }
+
+
+def _judging(ledger: Ledger, store: Store) -> dict[str, Any]:
+    """How the judge did against the user's own mind, and what became of the turns."""
+    agreement = judge_agreement(ledger.verdicts, judge_scores(store))
+    counts = store.status.counts()
+    return {
+        "judge_agreement": agreement.rate,
+        "judged": {
+            "reactions": agreement.judged,
+            "agreed": agreement.agreed,
+            "opposed": agreement.opposed,
+            "silent": agreement.silent,
+        },
+        "samples_by_state": counts.samples_by_state,
+        "turns_by_state": counts.turns_by_state,
+        "excluded_by_reason": counts.turns_by_reason,
+        "counters": counts.counters,
+        "hints": counts.hints,
+    }
+
+
+def _interruptions(ledger: Ledger, store: Store) -> dict[str, Any]:
+    """What the client noticed of training: refusals, broken streams, lost turns, and the longest waits."""
+    spans = store.status.spans()
+    publishes = [span for span in spans if span.name == PUBLISH]
+    streams = ledger.select(_counts_for_gaps)
+    gaps = token_gaps((entry.chunk_times for entry in streams), spans)
+    asked = ledger.select(lambda entry: entry.purpose in CONVERSATION and entry.turn_id is not None)
+    recorded = recorded_answers(store, [str(entry.turn_id) for entry in asked])
+    waits = [entry.first_token_s for entry in streams if entry.first_token_s is not None]
+    return {
+        "refused_requests": ledger.refused_requests,
+        "broken_streams": ledger.broken_streams,
+        "lost_turns": len(lost_turns(ledger, recorded)),
+        "max_token_gap_ms_during_publish": gaps.publish_ms,
+        "max_token_gap_ms_during_step": gaps.step_ms,
+        "max_token_gap_ms_otherwise": gaps.otherwise_ms,
+        "token_gaps_counted": {
+            "publish": gaps.publish_count,
+            "step": gaps.step_count,
+            "otherwise": gaps.otherwise_count,
+        },
+        "publishes": len(publishes),
+        "publishes_with_open_stream": spans_with_open_stream(publishes, _open_times(ledger)),
+        "median_first_token_ms": 1000.0 * median(waits) if waits else None,
+        "updates": len(store.samples.steps()),
+    }
+
+
+def _learning(ledger: Ledger) -> dict[str, Any]:
+    """What the user did, and how often an answer pleased as the run went on."""
+    return {
+        "interactions": ledger.interactions,
+        "answers": ledger.answers,
+        "answers_by_attempt": _answers_by_attempt(ledger),
+        "preference_score_by_quarter": score_by_part([bool(x.satisfied) for x in ledger.first_answers], 4),
+    }
 
 
 def failures(report: DemoReport, options: DemoOptions) -> list[str]:

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Generator
 import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from openclaw_rl.serving.engines.embedded import wire
 from openclaw_rl.serving.engines.protocol import ChatEvent, Engine, EngineError, InvalidEngineRequest
@@ -20,11 +21,14 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _GRACE_S = 3
+_LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+"""What `Host` may say: a page whose own name resolves to loopback (DNS rebinding) says its own."""
 
 
 def create_app(engine: Engine) -> FastAPI:
     """The routes: /chat, /render, /score, /versions/load, /versions/unload, /health."""
     app = FastAPI(title="openclaw-rl engine", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOCAL_NAMES)
 
     @app.exception_handler(EngineError)
     async def refused(_request: Request, error: Exception) -> JSONResponse:
@@ -86,6 +90,9 @@ async def _close(events: AsyncIterator[ChatEvent]) -> None:
 
 
 async def _body(request: Request) -> wire.Json:
+    """The JSON object of a request that says it is one; a web page cannot say so without asking first, in vain."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise InvalidEngineRequest("the content type is not application/json", param="Content-Type")
     try:
         body = await request.json()
     except ValueError as error:

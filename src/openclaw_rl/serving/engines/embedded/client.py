@@ -21,6 +21,7 @@ from openclaw_rl.serving.engines.protocol import (
     ScoreRequest,
     ScoreResult,
 )
+from openclaw_rl.supervision.ports import base_url
 from openclaw_rl.types import Message, PolicyVersion
 
 _CONNECT_S = 5.0
@@ -54,7 +55,7 @@ class EmbeddedEngine:
     def from_config(cls, config: Config) -> EmbeddedEngine:
         """The engine of this deployment; `engine.port` must be a real port by now."""
         return cls(
-            f"http://{config.engine.host}:{config.engine.port}",
+            base_url(config.engine.host, config.engine.port),
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=config.engine.load_timeout_s,
         )
