@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openclaw_rl import __version__
+from openclaw_rl.cli_policy import add_policy
 from openclaw_rl.config import Config
 from openclaw_rl.config_render import to_toml, type_name, with_tables
 from openclaw_rl.config_sources import (
@@ -211,6 +212,7 @@ def build_parser() -> Parser:
     _add_demo(commands)
     _add_chat(commands)
     _add_status(commands)
+    add_policy(commands, _command, _add_run_dir)
     listing = _command(commands, "options", run_options, "list everything that can be set")
     listing.add_argument("--update", type=Path, metavar="PAGE.md", help="write the tables of that page anew instead")
     _command(commands, "version", run_version, "print the version")
@@ -301,7 +303,7 @@ def check_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> No
             return
         flag = argument.partition("=")[0]
         if not argument.startswith("--"):
-            known = _subparsers(parser).get(argument, known) if known is parser else known
+            known = _subparsers(known).get(argument, known)
         elif flag not in known._option_string_actions:
             if flag in KNOWN_ELSEWHERE:
                 raise ConfigError(f"unknown option {flag}: {KNOWN_ELSEWHERE[flag]}")
@@ -312,7 +314,7 @@ def check_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> No
 
 def _subparsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     found = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    return dict(found[0].choices)
+    return dict(found[0].choices) if found else {}
 
 
 def resolve_arguments(parsed: argparse.Namespace, recipe: str | None) -> Resolved:

@@ -36,7 +36,7 @@ class FailingEngine(ScriptedEngine):
 
 def connector(engine: Engine) -> Callable[[], Engine]:
     transport = httpx.ASGITransport(app=create_app(engine))
-    return lambda: EmbeddedEngine("http://engine", transport=transport)
+    return lambda: EmbeddedEngine("http://localhost", transport=transport)
 
 
 @pytest.fixture

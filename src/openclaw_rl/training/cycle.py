@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.policy_files import adapter_dir
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
+from openclaw_rl.store.versions import BasisChanged
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import (
     discard_uncommitted,
@@ -27,13 +29,15 @@ from openclaw_rl.training.checkpoint import (
 )
 from openclaw_rl.training.publish import Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.trainer import StepOutcome, Trainer
-from openclaw_rl.types import PolicyVersion, Sample, StepRecord, VersionState
+from openclaw_rl.types import BASE_VERSION, PolicyVersion, Sample, StepRecord, VersionState
 
 log = logging.getLogger(__name__)
 
 TRAINING_STEP = "training_step"
 """The name of its spans."""
 POLL_S = 0.25
+REFUSED_BY_ENGINE = "engine"
+"""Why a version never serves that the engine will not load."""
 
 
 class Stopped(Exception):
@@ -60,6 +64,7 @@ class TrainingLoop:
         self._reporter = reporter
         self._stop = stop
         self._fresh = trainer.state()
+        self._basis = BASE_VERSION
 
     def run(self) -> None:
         """Go on until `stop` is set."""
@@ -80,27 +85,34 @@ class TrainingLoop:
         steps = self._store.samples.steps()
         last = steps[-1].step if steps else 0
         removed = discard_uncommitted(self._config.checkpoints_dir, last)
-        self._restore(steps)
+        self._restore()
         log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
 
     def cycle(self) -> bool:
         """Do the next thing there is to do; False where there was nothing."""
-        if not self._publish_candidates():
+        if self._held_by_a_pin() or not self._publish_candidates():
             return False
+        self._follow_service()
         self._expire_stale()
         samples = self._claim_due()
         if not samples:
             return False
         outcome = self._step(samples)
-        if outcome.refused is not None:
+        if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
-        else:
-            self._commit(samples, outcome)
-            self._publish_candidates()
+        elif self._commit(samples, outcome) and self._publish_candidates():
+            self._follow_service()
             self._prune()
         return True
 
     # --- the steps of a cycle, in order --------------------------------------------------------------------
+
+    def _held_by_a_pin(self) -> bool:
+        """Whether a person keeps a version in service: what would be learned meanwhile could not be served."""
+        pinned = self._store.versions.pinned()
+        if pinned is not None:
+            self._reporter.waiting(f"the pin on {pinned.name} to be lifted (openclaw-rl policy unpin)")
+        return pinned is not None
 
     def _publish_candidates(self) -> bool:
         """Put what is committed into service; False where that has to be tried again later."""
@@ -125,16 +137,25 @@ class TrainingLoop:
         policy by the answers of another one.
         """
         log.error("%s; it is rejected, and training goes on from the version before it", error)
-        self._store.versions.reject(version.version)
+        self._store.versions.reject(version.version, REFUSED_BY_ENGINE)
         self._store.status.count("versions_refused")
-        self._restore(self._store.samples.steps())
 
-    def _restore(self, steps: Sequence[StepRecord]) -> None:
-        """Take the weights of the last step whose version was not rejected, and count on from the very last step."""
-        rejected = {v.version for v in self._store.versions.all() if v.state is VersionState.REJECTED}
-        good = [step for step in steps if step.version not in rejected]
-        state = load_checkpoint(Path(good[-1].checkpoint)) if good else self._fresh
-        self._trainer.restore(dataclasses.replace(state, step=steps[-1].step if steps else 0))
+    def _follow_service(self) -> None:
+        """Train on from the version in service, whichever that is by now.
+
+        Mostly it is the one just trained. After a rollback, or a refusal by the gate or the engine, it is an earlier
+        one: to train on from weights that nobody samples from would teach the policy by the answers of another.
+        """
+        if self._store.versions.serving().version != self._basis:
+            self._restore()
+
+    def _restore(self) -> None:
+        """Take the weights of the version in service, or of the candidate that waits; count on from the last step."""
+        steps = {step.version: step for step in self._store.samples.steps()}
+        basis = next(iter(reversed(candidates(self._store))), self._store.versions.serving()).version
+        state = load_checkpoint(Path(steps[basis].checkpoint)) if basis != BASE_VERSION else self._fresh
+        self._trainer.restore(dataclasses.replace(state, step=max(steps, default=0)))
+        self._basis = basis
 
     def _expire_stale(self) -> None:
         oldest = self._trainer.step_number - self._config.training.max_staleness
@@ -174,31 +195,56 @@ class TrainingLoop:
         self._store.samples.reject([sample.turn_id for sample in samples], reason=reason)
         self._store.status.count("steps_refused" if len(samples) > 1 else "samples_unusable")
 
-    def _commit(self, samples: list[Sample], outcome: StepOutcome) -> None:
+    def _commit(self, samples: list[Sample], outcome: StepOutcome) -> bool:
+        """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""
         self._reporter.working(f"writing the checkpoint of step {outcome.step}")
         checkpoint = save_checkpoint(self._trainer, self._config.checkpoints_dir.resolve())
         self._reporter.working(f"committing step {outcome.step}")
-        now = time.time()
-        record = StepRecord(
-            step=outcome.step,
-            version=outcome.step,
-            sample_ids=tuple(sample.turn_id for sample in samples),
-            metrics=outcome.metrics,
-            checkpoint=str(checkpoint),
-            seconds=outcome.seconds,
-            created_at=now,
-        )
-        version = PolicyVersion(
-            version=outcome.step,
-            state=VersionState.CANDIDATE,
-            path=str(adapter_dir(checkpoint)),
-            step=outcome.step,
-            created_at=now,
-        )
-        self._store.samples.commit_step(record, version)
+        record, version = _rows_of(samples, outcome, checkpoint)
+        try:
+            self._store.samples.commit_step(record, version, basis=self._basis)
+        except BasisChanged as error:
+            log.warning("%s: the step is undone, its samples wait again", error)
+            self._store.status.count("steps_overtaken")
+            self._store.samples.release_claims()
+            discard_uncommitted(self._config.checkpoints_dir, outcome.step - 1)
+            self._restore()
+            return False
+        if outcome.refused is not None:
+            log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
+            self._restore()
+            return True
+        self._basis = version.version
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
+        return True
 
     def _prune(self) -> None:
+        keep = self._config.training.keep_checkpoints
         needed = {VersionState.SERVING, VersionState.CANDIDATE}
-        in_use = {version.step for version in self._store.versions.all() if version.state in needed}
-        prune_checkpoints(self._config.checkpoints_dir, keep=self._config.training.keep_checkpoints, in_use=in_use)
+        versions = self._store.versions.all()
+        in_use = {version.step for version in versions if version.state in needed or version.pinned}
+        refused = [version.step for version in versions if version.state is VersionState.REJECTED]
+        prune_checkpoints(self._config.checkpoints_dir, keep=keep, in_use=in_use | set(refused[-keep:]))
+
+
+def _rows_of(samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path) -> tuple[StepRecord, PolicyVersion]:
+    """What the store keeps of a step."""
+    now = time.time()
+    record = StepRecord(
+        step=outcome.step,
+        version=outcome.step,
+        sample_ids=tuple(sample.turn_id for sample in samples),
+        metrics={name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
+        checkpoint=str(checkpoint),
+        seconds=outcome.seconds,
+        created_at=now,
+    )
+    version = PolicyVersion(
+        version=outcome.step,
+        state=VersionState.CANDIDATE if outcome.refused is None else VersionState.REJECTED,
+        path=str(adapter_dir(checkpoint)),
+        step=outcome.step,
+        created_at=now,
+        reason=outcome.refused,
+    )
+    return record, version

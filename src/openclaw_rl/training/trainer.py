@@ -39,12 +39,17 @@ TeacherPrompt = Callable[[Sample], Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
-    """What a step did. `refused` says why it did nothing after all: the trainer is then as it was before."""
+    """What a step did. `refused` says why its weights must never serve.
+
+    With `weights_changed` they are there to be looked at, and whoever asked for the step puts better ones in their
+    place; without, the step came to nothing and the trainer is as it was before.
+    """
 
     step: int
     metrics: Mapping[str, float]
     seconds: float
     refused: str | None = None
+    weights_changed: bool = True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -159,7 +164,7 @@ class Trainer:
         return None
 
     def step(self, samples: Sequence[Sample], progress: Progress = lambda _: None) -> StepOutcome:
-        """Train on `samples` once, `epochs_per_batch` passes; all of it, or (refused) nothing.
+        """Train on `samples` once, `epochs_per_batch` passes: all of it, or nothing.
 
         `progress` is called with a sentence between any two forward or backward passes.
         """
@@ -167,12 +172,14 @@ class Trainer:
         before = self.state()
         batch = build_batch(samples, self.config.method, self.config.loss, self.scorer.device)
         meter = Meter()
+        broken = False
         try:
             refused = self._train(batch, meter, progress)
         except NonFinite as error:
-            refused = str(error)
+            refused, broken = str(error), True
         if refused is not None:
             log.warning("step refused: %s", refused)
+        if broken:
             self._optimizer.zero_grad(set_to_none=True)
             self.restore(before)
         else:
@@ -183,6 +190,7 @@ class Trainer:
             metrics={**meter.means(), **_batch_metrics(batch, before.step)},
             seconds=time.monotonic() - started,
             refused=refused,
+            weights_changed=not broken,
         )
 
     def _train(self, batch: TrainBatch, meter: Meter, progress: Progress) -> str | None:
