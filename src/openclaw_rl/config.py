@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from openclaw_rl.config_window import WindowConfig
 from openclaw_rl.types import Method
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
@@ -280,6 +281,7 @@ class TrainingConfig(Section):
     lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
     gate: GateConfig = GateConfig()
+    window: WindowConfig = WindowConfig()
     lr: Positive = 3e-4
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     adam_beta1: Decay = 0.9

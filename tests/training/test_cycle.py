@@ -262,6 +262,15 @@ def test_a_pin_holds_training_and_is_said(tmp_path: Path, store: Store) -> None:
     assert store.versions.serving().version == 2
 
 
+def test_no_step_is_taken_while_the_policy_is_used(tmp_path: Path, store: Store) -> None:
+    fill(store, 2)
+    loop = make_loop(make_config(tmp_path, window={"idle_s": 3600.0}), store)
+    loop.resume()
+    assert not loop.cycle()
+    assert "3600 s without a request" in str(store.status.loops()[0].waiting_for)
+    assert store.samples.ready().count == 2
+
+
 def test_what_cannot_be_trained_is_rejected_alone(tmp_path: Path, store: Store) -> None:
     fill(store, 1)
     into_store(store, make_sample(tiny_trainer(), 1, prompt=200, response=50))

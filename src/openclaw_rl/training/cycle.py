@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
 
 from openclaw_rl.config import Config
@@ -29,6 +30,7 @@ from openclaw_rl.training.checkpoint import (
 )
 from openclaw_rl.training.publish import Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.trainer import StepOutcome, Trainer
+from openclaw_rl.training.window import closed_because
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, Sample, StepRecord, VersionState
 
 log = logging.getLogger(__name__)
@@ -169,6 +171,14 @@ class TrainingLoop:
         decision = batch_due(ready.count, ready.oldest_created_at, time.time(), self._config.rollout)
         if not decision.due:
             self._reporter.waiting(f"a batch: {decision.why}", ready=ready.count)
+            return []
+        closed = closed_because(
+            self._config.training.window,
+            now=datetime.now(),
+            last_request_at=self._store.status.last_request_at(),
+        )
+        if closed is not None:
+            self._reporter.waiting(closed, ready=ready.count)
             return []
         usable = []
         for sample in self._store.samples.claim(decision.size, self._config.training.lease_s):
