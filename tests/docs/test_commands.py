@@ -48,6 +48,7 @@ class Run:
     as_command: str | None = None
     because: str = ""
     needs_deployment: bool = False
+    needs_version: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,11 @@ def make(target: str, *prints: str) -> Run:
 def dry(command: str, *prints: str) -> Run:
     return Run(prints=prints, as_command=f"{command} --dry-run", because="it would take minutes, or the port")
 
+
+COPY = """rm -rf copied && mkdir copied && python -c "
+import sqlite3
+sqlite3.connect('openclaw-run/store.sqlite').execute(\\"VACUUM INTO 'copied/store.sqlite'\\")" """
+ON_A_COPY = "the deployment of the other tests goes on"
 
 Entry = Run | Watch | Curl | Elsewhere
 COMMANDS: dict[str, Entry] = {
@@ -123,6 +129,31 @@ COMMANDS: dict[str, Entry] = {
     ),
     "openclaw-rl up recipes/opd.toml --lr 1e-4 --dry-run": Run(prints=('method = "opd"', "lr = 0.0001  # --lr")),
     "openclaw-rl options": Run(prints=("--training.lora.rank", "--serving.port")),
+    # 06
+    "openclaw-rl policy list": Run(prints=("policy-v1", "base", "retired"), needs_version=True),
+    "openclaw-rl policy show policy-v1": Run(prints=("mean_reward", "adapter"), needs_version=True),
+    "openclaw-rl policy diff base policy-v1": Run(
+        prints=("1 steps on 1 samples lie between base and policy-v1",), needs_version=True
+    ),
+    "openclaw-rl policy rollback base": Run(
+        prints=("base serves from the next request on",),
+        as_command=f"{COPY} && openclaw-rl policy rollback base --run-dir copied",
+        because=ON_A_COPY,
+        needs_version=True,
+    ),
+    "openclaw-rl policy pin policy-v1": Run(
+        prints=("policy-v1 stays in service",),
+        as_command=f"{COPY} && openclaw-rl policy pin policy-v1 --run-dir copied",
+        because=ON_A_COPY,
+        needs_version=True,
+    ),
+    "openclaw-rl policy unpin": Run(prints=("no version was pinned",), needs_version=True),
+    "openclaw-rl policy export policy-v1 --to my-adapter": Run(
+        prints=("policy-v1 is in my-adapter",), needs_version=True
+    ),
+    "openclaw-rl policy merge policy-v1 --to my-model": Run(
+        prints=("merged into its base, is in my-model",), needs_version=True
+    ),
     # CONTRIBUTING
     "make install": Elsewhere(where=".ci/run", says="step make install"),
     "make check": Elsewhere(where=".ci/run", says="step make check"),
@@ -186,6 +217,8 @@ def test_a_command(command: str, workplace: Workplace, request: pytest.FixtureRe
     assert isinstance(entry, Run)
     if entry.needs_deployment:
         request.getfixturevalue("running")
+    if entry.needs_version:
+        request.getfixturevalue("learned")
     done = workplace.shell(entry.as_command or command, stdin=entry.stdin)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in entry.prints:
