@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.config_window import WindowConfig
 from openclaw_rl.types import Method
 
@@ -265,13 +266,6 @@ class LossConfig(Section):
     baseline_decay: Decay = 0.9
     reduction: Literal["tokens", "samples"] = "samples"
     """Mean over effective tokens, or over effective samples of the mean over their tokens."""
-
-
-class GateConfig(Section):
-    """What a step must not do if its version is ever to serve."""
-
-    max_kl_to_base: Positive = 10.0
-    """Mean exact KL of the new weights to the base on the batch's own answers, nats per token."""
 
 
 class TrainingConfig(Section):

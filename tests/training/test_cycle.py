@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from openclaw_rl.config import Config, RolloutConfig
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import verify_manifest
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.cycle import TrainingLoop
+from openclaw_rl.training.gatekeeper import KnownAnswer
 from openclaw_rl.training.publish import PublishError, VersionRefused
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
@@ -207,6 +209,43 @@ def test_a_version_that_the_gate_refuses_is_kept_and_training_goes_back(tmp_path
     again = make_loop(make_config(tmp_path), store)
     work_off(again)
     assert store.versions.serving().name == "policy-v2"  # the refused one's name is not used again
+
+
+def test_an_evaluation_has_the_last_word(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def score(adapter):\n    return 1.0 if (adapter / 'adapter_config.json').is_file() else 0.0\n"
+    )
+    fill(store, 4)
+    path = f"{tmp_path / 'mine.py'}:score"
+    loop = make_loop(make_config(tmp_path, gate={"evaluation_path": path, "min_evaluation": 1.0}), store)
+    loop.resume()
+    assert loop.cycle()
+    assert store.versions.serving().version == 1
+    assert store.samples.steps()[0].metrics["evaluation"] == 1.0
+    strict = make_loop(make_config(tmp_path, gate={"evaluation_path": path, "min_evaluation": 1.5}), store)
+    strict.resume()
+    assert strict.cycle()
+    assert store.versions.serving().version == 1
+    assert store.versions.get(2).reason == "evaluation"  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="has no attribute"):
+        make_loop(make_config(tmp_path, gate={"evaluation_path": path + "s", "min_evaluation": 1.0}), store)
+
+
+def test_the_gate_reads_with_the_last_hints_and_the_accepted_answers(tmp_path: Path, store: Store) -> None:
+    trainer = tiny_trainer()
+    plain = [KnownAnswer(prompt_ids=(1,), response_ids=(2,))]
+    for number, hint in enumerate(["a", "b", "a", "c", "d", None]):
+        into_store(store, make_sample(trainer, number, reward=1.0, hint=hint))
+    loop = make_loop(make_config(tmp_path, batch=6, gate={"probes": 0}), store)
+    loop._plain_answers = tuple(plain)
+    assert loop._known_answers() == tuple(plain)
+    work_off(loop)
+    assert store.samples.recent_hints(3) == ["a", "c", "d"]
+    accepted = loop._known_answers()
+    assert len(accepted) == 4
+    turn = store.turns.get("t5")
+    assert turn is not None
+    assert accepted[0].response_ids == turn.tokens.response_ids
 
 
 def test_after_a_rollback_training_goes_on_from_the_version_in_service(tmp_path: Path, store: Store) -> None:

@@ -26,9 +26,7 @@ def test_every_response_token_is_predicted_once_after_its_own_context(
     pairs: list[tuple[list[int], list[int]]], budget: int
 ) -> None:
     given_sequences = sequences(pairs)
-    contexts = [
-        [*s.prompt_ids, *s.response_ids[:i]] for s in given_sequences for i in range(len(s.response_ids))
-    ]
+    contexts = [[*s.prompt_ids, *s.response_ids[:i]] for s in given_sequences for i in range(len(s.response_ids))]
     found: dict[int, list[int]] = {}
     for pack in plan_packs(given_sequences, budget):
         assert len(pack) == sum(pack.row_lengths)

@@ -162,6 +162,28 @@ class SampleStore:
             rows = connection.execute(steps.select().order_by(steps.c.step)).mappings()
             return [StepRecord(**{**row, "sample_ids": tuple(row["sample_ids"])}) for row in rows]
 
+    def recent_hints(self, limit: int) -> list[str]:
+        """The last different hints that were trained or are about to be, the newest last."""
+        used = samples.c.state.in_([SampleState.TRAINED.value, SampleState.CLAIMED.value])
+        newest = func.max(samples.c.created_at)
+        query = select(samples.c.hint).where(used, samples.c.hint.is_not(None)).group_by(samples.c.hint)
+        with self._database.read() as connection:
+            found = connection.execute(query.order_by(newest.desc()).limit(limit)).scalars()
+            return list(found)[::-1]
+
+    def accepted_answers(self, limit: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(prompt ids, response ids) of the last trained answers that were judged good, the newest first."""
+        query = (
+            select(turns.c.prompt_ids, turns.c.response_ids)
+            .join(samples, samples.c.turn_id == turns.c.turn_id)
+            .where(samples.c.state == SampleState.TRAINED.value, samples.c.reward > 0)
+            .order_by(samples.c.created_at.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query)
+            return [(unpack_ids(row.prompt_ids), unpack_ids(row.response_ids)) for row in rows]
+
     def trained_rewards(self) -> list[tuple[float, float]]:
         """(created_at, reward) of every sample with a reward, the oldest first."""
         query = select(samples.c.created_at, samples.c.reward).where(samples.c.reward.is_not(None))

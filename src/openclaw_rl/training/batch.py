@@ -84,7 +84,9 @@ class TrainBatch:
     @property
     def acting(self) -> tuple[TokenSequence, ...]:
         """The sequences with any weight in the policy's loss."""
-        return tuple(s for s, start in zip(self.sequences, self.starts, strict=False) if bool(self.weights[start] > 0))
+        return tuple(
+            s for s, start in zip(self.sequences, self.starts, strict=False) if bool(self.weights[start] > 0)
+        )
 
     @property
     def hinted(self) -> tuple[int, ...]:

@@ -28,6 +28,8 @@ from openclaw_rl.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from openclaw_rl.training.evaluation import evaluated, load_evaluation
+from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.publish import Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.window import closed_because
@@ -38,6 +40,8 @@ log = logging.getLogger(__name__)
 TRAINING_STEP = "training_step"
 """The name of its spans."""
 POLL_S = 0.25
+HINTS_TOLD = 3
+"""How many of the last hints the base is told, to see what it would have said in the place of the new weights."""
 REFUSED_BY_ENGINE = "engine"
 """Why a version never serves that the engine will not load."""
 
@@ -58,13 +62,17 @@ class TrainingLoop:
         publisher: Publisher,
         reporter: LoopReporter,
         stop: threading.Event,
+        plain_answers: Sequence[KnownAnswer] = (),
     ) -> None:
+        """`plain_answers`: what the gate reads new weights on until the user accepted answers of their own."""
         self._config = config
         self._store = store
         self._trainer = trainer
         self._publisher = publisher
         self._reporter = reporter
         self._stop = stop
+        self._plain_answers = tuple(plain_answers)
+        self._evaluate = load_evaluation(config.training.gate)
         self._fresh = trainer.state()
         self._basis = BASE_VERSION
 
@@ -199,7 +207,19 @@ class TrainingLoop:
 
         progress("starting")
         with self._store.status.span(TRAINING_STEP, step=step, samples=len(samples)):
-            return self._trainer.step(samples, progress)
+            return self._trainer.step(
+                samples,
+                progress,
+                hints=self._store.samples.recent_hints(HINTS_TOLD),
+                known=self._known_answers(),
+            )
+
+    def _known_answers(self) -> Sequence[KnownAnswer]:
+        """The user's own accepted answers, once there are enough; till then those that come with the program."""
+        accepted = self._store.samples.accepted_answers(ANSWERS_PROBED)
+        if len(accepted) < ANSWERS_PROBED:
+            return self._plain_answers[:ANSWERS_PROBED]
+        return [KnownAnswer(prompt_ids=prompt, response_ids=response) for prompt, response in accepted]
 
     def _reject(self, samples: list[Sample], reason: str) -> None:
         self._store.samples.reject([sample.turn_id for sample in samples], reason=reason)
@@ -209,6 +229,9 @@ class TrainingLoop:
         """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""
         self._reporter.working(f"writing the checkpoint of step {outcome.step}")
         checkpoint = save_checkpoint(self._trainer, self._config.checkpoints_dir.resolve())
+        if outcome.refused is None and self._evaluate is not None:
+            self._reporter.working(f"evaluating version {outcome.step}")
+            outcome = evaluated(outcome, self._evaluate, adapter_dir(checkpoint), self._config.training.gate)
         self._reporter.working(f"committing step {outcome.step}")
         record, version = _rows_of(samples, outcome, checkpoint)
         try:

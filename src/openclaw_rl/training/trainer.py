@@ -19,19 +19,17 @@ from torch import Tensor
 
 from openclaw_rl.config import TrainingConfig
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.training import gate, losses
+from openclaw_rl.training import gate
 from openclaw_rl.training.advantages import running_baseline
 from openclaw_rl.training.batch import TokenSequence, TrainBatch, build_batch
-from openclaw_rl.training.gradients import Gradients, NonFinite, Progress, pieces
+from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
+from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.objective import StepContext
 from openclaw_rl.training.scorer import Mode, Scorer
 from openclaw_rl.types import Sample
 
 log = logging.getLogger(__name__)
-
-PROBE_SEQUENCES = 2
-"""Sequences read again after the step, so that the gate judges the new weights and not the old."""
 
 TeacherPrompt = Callable[[Sample], Sequence[int]]
 """The token ids of a sample's prompt with its hint put in; asked only for samples that have one."""
@@ -99,6 +97,12 @@ class Trainer:
         self.model = _with_adapter(model, config)
         self.model.peft_config["default"].base_model_name_or_path = base_path
         self.scorer = Scorer(self.model, gradient_checkpointing=config.gradient_checkpointing)
+        self._gatekeeper = Gatekeeper(
+            scorer=self.scorer,
+            told_prompt=teacher_prompt,
+            config=config.gate,
+            context_length=self.context_length,
+        )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(self._parameters, **self._optimizer_settings())
         self.step_number = 0
@@ -163,28 +167,41 @@ class Trainer:
             return "greedy"
         return None
 
-    def step(self, samples: Sequence[Sample], progress: Progress = lambda _: None) -> StepOutcome:
-        """Train on `samples` once, `epochs_per_batch` passes: all of it, or nothing.
+    def step(
+        self,
+        samples: Sequence[Sample],
+        progress: Progress = lambda _: None,
+        *,
+        hints: Sequence[str] = (),
+        known: Sequence[KnownAnswer] = (),
+    ) -> StepOutcome:
+        """Train on `samples` once, `epochs_per_batch` passes: all of it, or nothing. Then ask the gate.
 
-        `progress` is called with a sentence between any two forward or backward passes.
+        `progress` is called with a sentence between any two forward or backward passes. `hints` and `known` are what
+        the gate reads the new weights with (`gatekeeper`).
         """
         started = time.monotonic()
         before = self.state()
         batch = build_batch(samples, self.config.method, self.config.loss, self.scorer.device)
         meter = Meter()
-        broken = False
+        refused: str | None
         try:
-            refused = self._train(batch, meter, progress)
+            context, self.baseline = self.update(batch, meter, progress)
         except NonFinite as error:
             refused, broken = str(error), True
-        if refused is not None:
-            log.warning("step refused: %s", refused)
-        if broken:
             self._optimizer.zero_grad(set_to_none=True)
             self.restore(before)
         else:
+            broken = False
+            loss = meter.means().get("loss", 0.0)
+            readings = self._gatekeeper.read(context, loss=loss, hints=hints, known=known, progress=progress)
+            for name, value in readings.metrics().items():
+                meter.set(name, value)
+            refused = gate.verdict(readings, self.config.gate)
             self.step_number += 1
             self._trained = tuple(sample.turn_id for sample in samples)
+        if refused is not None:
+            log.warning("step refused: %s", refused)
         return StepOutcome(
             step=before.step + 1,
             metrics={**meter.means(), **_batch_metrics(batch, before.step)},
@@ -193,18 +210,13 @@ class Trainer:
             weights_changed=not broken,
         )
 
-    def _train(self, batch: TrainBatch, meter: Meter, progress: Progress) -> str | None:
-        next_baseline = self.update(batch, meter, progress)
-        self.baseline = next_baseline
-        progress("probing the new weights")
-        meter.set("kl_after", self._probe(batch))
-        return gate.verdict(meter.means(), self._parameters, self.config.gate)
-
-    def update(self, batch: TrainBatch, meter: Meter, progress: Progress = lambda _: None) -> float | None:
+    def update(
+        self, batch: TrainBatch, meter: Meter, progress: Progress = lambda _: None
+    ) -> tuple[StepContext, float | None]:
         """Go over the batch `epochs_per_batch` times: gradients and an optimiser step each. Nothing is undone.
 
         Returns:
-            The rewards' baseline after this batch.
+            What was read before the first gradient, and the rewards' baseline after this batch.
 
         Raises:
             NonFinite: a loss or a gradient is no number; the parameters may have moved in an earlier pass.
@@ -218,7 +230,7 @@ class Trainer:
             if epoch == 0:  # a demonstration is shown once, however often the batch is gone over
                 gradients.of_retries(batch, meter)
             self._apply(batch, meter)
-        return next_baseline
+        return context, next_baseline
 
     def _context(self, batch: TrainBatch, progress: Progress) -> tuple[StepContext, float | None]:
         """Everything that is read before the first gradient: the reference, and the teacher under the hints."""
@@ -259,19 +271,6 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.lr * share
         self._optimizer.step()
-
-    def _probe(self, batch: TrainBatch) -> float:
-        """Mean exact KL to the base of the new weights, nats per token, on the shortest sequences of the batch."""
-        values = []
-        for sequence in sorted(batch.acting, key=len)[:PROBE_SEQUENCES]:
-            (pack,) = self.scorer.plan([sequence], len(sequence))
-            with torch.no_grad():
-                now, base = (self.scorer.hidden(pack, mode) for mode in (Mode.TEACHER, Mode.REFERENCE))
-                for piece in pieces(now.shape[0]):
-                    temperature = batch.temperature[pack.flat[piece]]
-                    student, reference = (self.scorer.log_distribution(h[piece], temperature) for h in (now, base))
-                    values.append(losses.exact_kl(student, reference))
-        return float(torch.cat(values).mean()) if values else 0.0
 
 
 def _with_adapter(model: Any, config: TrainingConfig) -> Any:
