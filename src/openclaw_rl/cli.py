@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openclaw_rl import __version__
+from openclaw_rl.cli_policy import add_policy
 from openclaw_rl.cli_sessions import add_sessions
 from openclaw_rl.config import Config
 from openclaw_rl.config_render import to_toml, type_name, with_tables
@@ -213,6 +214,7 @@ def build_parser() -> Parser:
     _add_chat(commands)
     _add_status(commands)
     add_sessions(commands, _command, _add_run_dir)
+    add_policy(commands, _command, _add_run_dir)
     listing = _command(commands, "options", run_options, "list everything that can be set")
     listing.add_argument("--update", type=Path, metavar="PAGE.md", help="write the tables of that page anew instead")
     _command(commands, "version", run_version, "print the version")

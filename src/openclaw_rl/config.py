@@ -13,7 +13,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from openclaw_rl.config_base import Count, Decay, Fraction, Positive, Section
+from openclaw_rl.config_gate import GateConfig as GateConfig
 from openclaw_rl.config_training import LossConfig as LossConfig
+from openclaw_rl.config_window import WindowConfig
 from openclaw_rl.types import Method
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -237,13 +239,6 @@ class LoraConfig(Section):
     )  # fmt: skip
 
 
-class GateConfig(Section):
-    """What a step must not do if its version is ever to serve."""
-
-    max_kl_to_base: Positive = 10.0
-    """Mean exact KL of the new weights to the base on the batch's own answers, nats per token."""
-
-
 class TrainingConfig(Section):
     """The trainer."""
 
@@ -253,6 +248,7 @@ class TrainingConfig(Section):
     custom_loss_function_path: str | None = None
     """`module:attribute` or `file.py:attribute`: a function `compute_loss` that takes the place of the whole loss."""
     gate: GateConfig = GateConfig()
+    window: WindowConfig = WindowConfig()
     lr: Positive = 3e-4
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     adam_beta1: Decay = 0.9

@@ -476,6 +476,10 @@ class PolicyVersion:
     path: str | None
     step: int
     created_at: float
+    reason: str | None = None
+    """Why it was rejected."""
+    pinned: bool = False
+    """Kept in service until it is unpinned, whatever is trained meanwhile."""
 
     @property
     def name(self) -> str:

@@ -50,6 +50,7 @@ class Run:
     because: str = ""
     needs_deployment: bool = False
     needs_reaction: bool = False
+    needs_version: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,11 @@ def on_reacting(command: str, *prints: str) -> Run:
     as_command = command.replace("my-chat", "reacting")
     return Run(prints=prints, as_command=as_command, because="the session has another name", needs_reaction=True)
 
+
+COPY = """rm -rf copied && mkdir copied && python -c "
+import sqlite3
+sqlite3.connect('openclaw-run/store.sqlite').execute(\\"VACUUM INTO 'copied/store.sqlite'\\")" """
+ON_A_COPY = "the deployment of the other tests goes on"
 
 Entry = Run | Watch | Curl | Elsewhere
 COMMANDS: dict[str, Entry] = {
@@ -171,6 +177,31 @@ COMMANDS: dict[str, Entry] = {
         "openclaw-rl sessions delete my-chat --yes",
         because="it asks, and wants a session that no step is about to train",
         needs_deployment=True,
+    ),
+    # 06
+    "openclaw-rl policy list": Run(prints=("policy-v1", "base", "retired"), needs_version=True),
+    "openclaw-rl policy show policy-v1": Run(prints=("mean_reward", "adapter"), needs_version=True),
+    "openclaw-rl policy diff base policy-v1": Run(
+        prints=("1 steps on 1 samples lie between base and policy-v1",), needs_version=True
+    ),
+    "openclaw-rl policy rollback base": Run(
+        prints=("base serves from the next request on",),
+        as_command=f"{COPY} && openclaw-rl policy rollback base --run-dir copied",
+        because=ON_A_COPY,
+        needs_version=True,
+    ),
+    "openclaw-rl policy pin policy-v1": Run(
+        prints=("policy-v1 stays in service",),
+        as_command=f"{COPY} && openclaw-rl policy pin policy-v1 --run-dir copied",
+        because=ON_A_COPY,
+        needs_version=True,
+    ),
+    "openclaw-rl policy unpin": Run(prints=("no version was pinned",), needs_version=True),
+    "openclaw-rl policy export policy-v1 --to my-adapter": Run(
+        prints=("policy-v1 is in my-adapter",), needs_version=True
+    ),
+    "openclaw-rl policy merge policy-v1 --to my-model": Run(
+        prints=("merged into its base, is in my-model",), needs_version=True
     ),
     # CONTRIBUTING
     "make install": Elsewhere(where=".ci/run", says="step make install"),
@@ -250,6 +281,8 @@ def test_a_command(command: str, workplace: Workplace, request: pytest.FixtureRe
         request.getfixturevalue("learned")
     if entry.needs_deployment:
         request.getfixturevalue("running")
+    if entry.needs_version:
+        request.getfixturevalue("learned")
     done = workplace.shell(entry.as_command or command, stdin=entry.stdin)
     assert done.returncode == 0, done.stdout + done.stderr
     for words in entry.prints:

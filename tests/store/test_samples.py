@@ -7,7 +7,8 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from openclaw_rl.store import Store
-from openclaw_rl.types import InvalidTransition, Origin, Sample, VersionState
+from openclaw_rl.store.versions import BasisChanged, Pinned
+from openclaw_rl.types import InvalidTransition, Origin, Sample, SampleState, VersionState
 from tests.builders import state_of
 from tests.store.helpers import candidate, step_record, to_sample
 
@@ -134,9 +135,64 @@ def test_exactly_one_version_serves(store: Store) -> None:
         1: VersionState.SERVING,
         2: VersionState.CANDIDATE,
     }
-    store.versions.serve(0)  # a rollback
-    assert store.versions.serving().version == 0
-    store.versions.reject(2)
+    store.versions.reject(2, "kl_to_base")
     with pytest.raises(InvalidTransition):
         store.versions.serve(2)
-    assert store.versions.serving().version == 0, "the version in service stays"
+    assert store.versions.serving().version == 1, "the version in service stays"
+
+
+def test_a_rollback_serves_an_earlier_version_and_rejects_what_waits(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, 60.0)
+    store.samples.commit_step(step_record(1, "t1"), candidate(1), basis=0)
+    store.versions.serve(1)
+    store.samples.commit_step(step_record(2, "t2"), candidate(2), basis=1)
+    store.versions.roll_back(0)
+    assert [(v.state, v.reason) for v in store.versions.all()] == [
+        (VersionState.SERVING, None),
+        (VersionState.RETIRED, None),
+        (VersionState.REJECTED, "rolled_back"),
+    ]
+    with pytest.raises(InvalidTransition):
+        store.versions.roll_back(2)
+    assert store.versions.serving().version == 0
+
+
+def test_a_pinned_version_stays_in_service(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, 60.0)
+    store.samples.commit_step(step_record(1, "t1"), candidate(1))
+    store.versions.serve(1)
+    store.versions.pin(1)
+    store.samples.commit_step(step_record(2, "t2"), candidate(2))
+    with pytest.raises(Pinned, match="policy-v1"):
+        store.versions.serve(2)
+    assert store.versions.pinned() == store.versions.serving()
+    store.versions.pin(0)  # a pin on another takes its place
+    assert [v.version for v in store.versions.all() if v.pinned] == [0]
+    store.versions.unpin()
+    assert store.versions.pinned() is None
+
+
+def test_a_step_on_weights_that_serve_no_longer_is_not_committed(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, 60.0)
+    store.samples.commit_step(step_record(1, "t1"), candidate(1), basis=0)
+    store.versions.serve(1)
+    store.versions.roll_back(0)
+    with pytest.raises(BasisChanged):
+        store.samples.commit_step(step_record(2, "t2"), candidate(2), basis=1)
+    assert [step.step for step in store.samples.steps()] == [1]
+    assert store.samples.release_claims() == 1
+
+
+def test_a_step_that_the_gate_refused_rejects_its_samples(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    store.samples.claim(2, 60.0)
+    refused = dataclasses.replace(candidate(1), state=VersionState.REJECTED, reason="entropy")
+    for _ in range(2):  # repeating it changes nothing
+        store.samples.commit_step(step_record(1, "t1", "t2"), refused)
+    assert store.status.counts().samples_by_state == {SampleState.REJECTED: 2}
+    assert store.status.counts().counters["samples_rejected_entropy"] == 2
+    assert store.versions.get(1) == refused
+    assert store.versions.serving().version == 0

@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from openclaw_rl.config import Config, RolloutConfig
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import verify_manifest
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.cycle import TrainingLoop
+from openclaw_rl.training.gatekeeper import KnownAnswer
 from openclaw_rl.training.publish import PublishError, VersionRefused
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
@@ -186,16 +188,127 @@ def test_a_version_that_the_engine_refuses_is_given_up_with_its_weights(
     assert store.versions.serving().version == 3
 
 
-def test_a_refused_step_rejects_its_samples_and_takes_no_step(tmp_path: Path, store: Store) -> None:
+def test_a_version_that_the_gate_refuses_is_kept_and_training_goes_back(tmp_path: Path, store: Store) -> None:
     fill(store, 2)
-    config = make_config(tmp_path, gate={"max_kl_to_base": 1e-9})
-    work_off(make_loop(config, store))
-    assert store.samples.steps() == []
+    loop = make_loop(make_config(tmp_path, gate={"max_kl_to_base": 1e-9}), store)
+    fresh = adapter_after(loop._trainer)
+    work_off(loop)
     counts = store.status.counts()
     assert counts.samples_by_state == {SampleState.REJECTED: 2}
     assert counts.counters["samples_rejected_kl_to_base"] == 2
     assert counts.counters["steps_refused"] == 1
     assert store.versions.serving().version == 0
+    refused = store.versions.get(1)
+    assert refused is not None
+    assert (refused.state, refused.reason) == (VersionState.REJECTED, "kl_to_base")
+    assert refused.path is not None
+    verify_manifest(Path(refused.path))  # there to be looked at
+    for now, good in zip(adapter_after(loop._trainer), fresh, strict=True):
+        torch.testing.assert_close(now, good, rtol=0, atol=0)
+
+    fill(store, 2, first=2)
+    again = make_loop(make_config(tmp_path), store)
+    work_off(again)
+    assert store.versions.serving().name == "policy-v2"  # the refused one's name is not used again
+
+
+def test_an_evaluation_has_the_last_word(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def score(adapter):\n    return 1.0 if (adapter / 'adapter_config.json').is_file() else 0.0\n"
+    )
+    fill(store, 4)
+    path = f"{tmp_path / 'mine.py'}:score"
+    loop = make_loop(make_config(tmp_path, gate={"evaluation_path": path, "min_evaluation": 1.0}), store)
+    loop.resume()
+    assert loop.cycle()
+    assert store.versions.serving().version == 1
+    assert store.samples.steps()[0].metrics["evaluation"] == 1.0
+    strict = make_loop(make_config(tmp_path, gate={"evaluation_path": path, "min_evaluation": 1.5}), store)
+    strict.resume()
+    assert strict.cycle()
+    assert store.versions.serving().version == 1
+    assert store.versions.get(2).reason == "evaluation"  # type: ignore[union-attr]
+    with pytest.raises(ConfigError, match="has no attribute"):
+        make_loop(make_config(tmp_path, gate={"evaluation_path": path + "s", "min_evaluation": 1.0}), store)
+
+
+def test_the_gate_reads_with_the_last_hints_and_the_accepted_answers(tmp_path: Path, store: Store) -> None:
+    trainer = tiny_trainer()
+    plain = [KnownAnswer(prompt_ids=(1,), response_ids=(2,))]
+    for number, hint in enumerate(["a", "b", "a", "c", "d", None]):
+        into_store(store, make_sample(trainer, number, reward=1.0, hint=hint))
+    loop = make_loop(make_config(tmp_path, batch=6, gate={"probes": 0}), store)
+    loop._plain_answers = tuple(plain)
+    assert loop._known_answers() == tuple(plain)
+    work_off(loop)
+    assert store.samples.recent_hints(3) == ["a", "c", "d"]
+    accepted = loop._known_answers()
+    assert len(accepted) == 4
+    turn = store.turns.get("t5")
+    assert turn is not None
+    assert accepted[0].response_ids == turn.tokens.response_ids
+
+
+def test_after_a_rollback_training_goes_on_from_the_version_in_service(tmp_path: Path, store: Store) -> None:
+    fill(store, 4)
+    loop = make_loop(make_config(tmp_path), store)
+    loop.resume()
+    assert loop.cycle()
+    first = adapter_after(loop._trainer)
+    assert loop.cycle()
+    store.versions.roll_back(1)
+    assert not loop.cycle()  # nothing to train, and yet it takes the weights of version 1
+    assert loop._trainer.step_number == 2
+    for now, good in zip(adapter_after(loop._trainer), first, strict=True):
+        torch.testing.assert_close(now, good, rtol=0, atol=0)
+    fill(store, 2, first=4)
+    assert loop.cycle()
+    assert store.versions.serving().version == 3
+
+
+def test_a_rollback_during_a_step_undoes_the_step(tmp_path: Path, store: Store) -> None:
+    fill(store, 4)
+
+    class RollingBack(LoopReporter):
+        def working(self, activity: str, **details: Any) -> None:
+            if activity == "committing step 2":
+                store.versions.roll_back(0)
+
+    loop = make_loop(make_config(tmp_path), store, RollingBack(store, LoopName.TRAINING))
+    loop.resume()
+    assert loop.cycle()
+    assert loop.cycle()
+    assert [step.step for step in store.samples.steps()] == [1]
+    assert store.samples.ready().count == 2
+    assert store.versions.serving().version == 0
+    assert store.status.counts().counters["steps_overtaken"] == 1
+    loop._reporter = LoopReporter(store, LoopName.TRAINING)
+    assert loop.cycle()
+    assert [step.sample_ids for step in store.samples.steps()] == [("t0", "t1"), ("t2", "t3")]
+    assert store.versions.serving().version == 2
+
+
+def test_a_pin_holds_training_and_is_said(tmp_path: Path, store: Store) -> None:
+    fill(store, 4)
+    loop = make_loop(make_config(tmp_path), store)
+    loop.resume()
+    assert loop.cycle()
+    store.versions.pin(0)
+    assert not loop.cycle()
+    assert "the pin on base" in str(store.status.loops()[0].waiting_for)
+    assert store.versions.serving().version == 0
+    store.versions.unpin()
+    assert loop.cycle()
+    assert store.versions.serving().version == 2
+
+
+def test_no_step_is_taken_while_the_policy_is_used(tmp_path: Path, store: Store) -> None:
+    fill(store, 2)
+    loop = make_loop(make_config(tmp_path, window={"idle_s": 3600.0}), store)
+    loop.resume()
+    assert not loop.cycle()
+    assert "3600 s without a request" in str(store.status.loops()[0].waiting_for)
+    assert store.samples.ready().count == 2
 
 
 def test_what_cannot_be_trained_is_rejected_alone(tmp_path: Path, store: Store) -> None:

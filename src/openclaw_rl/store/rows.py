@@ -168,4 +168,6 @@ def version_from(row: RowMapping) -> PolicyVersion:
         path=row["path"],
         step=row["step"],
         created_at=row["created_at"],
+        reason=row["reason"],
+        pinned=row["pinned_at"] is not None,
     )

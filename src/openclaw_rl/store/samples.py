@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, select, update
@@ -14,8 +14,9 @@ from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.origins import origin_of
 from openclaw_rl.store.rows import sampling_from, tokens_from
-from openclaw_rl.store.schema import requests, samples, steps, turns, versions
+from openclaw_rl.store.schema import requests, samples, steps, turns
 from openclaw_rl.store.transitions import move_turn
+from openclaw_rl.store.versions import BasisChanged, insert_version, serving_version
 from openclaw_rl.types import (
     SAMPLE_TRANSITIONS,
     FinishReason,
@@ -26,6 +27,7 @@ from openclaw_rl.types import (
     StepRecord,
     TokenRecord,
     TurnState,
+    VersionState,
     check_transition,
 )
 
@@ -119,11 +121,18 @@ class SampleStore:
         with self._database.write() as connection:
             return _return_expired_leases(connection, float("inf"))
 
-    def commit_step(self, record: StepRecord, version: PolicyVersion) -> None:
-        """A step is done: its samples `trained`, its row, and its version as a candidate, in one transaction.
+    def commit_step(self, record: StepRecord, version: PolicyVersion, *, basis: int | None = None) -> None:
+        """A step is done: its samples, its row and its version, in one transaction.
 
-        Repeating it with the same samples is a no-op, so that a caller that died without seeing the answer may
-        call again; repeating it with others is an error.
+        The version is a candidate and its samples `trained`, or it was refused by the gate: then it is rejected, for
+        the reason it names, and so are they. Repeating it with the same samples is a no-op, so that a caller that
+        died without seeing the answer may call again; repeating it with others is an error.
+
+        Args:
+            basis: the version whose weights the step began with.
+
+        Raises:
+            BasisChanged: another version than `basis` is in service by now (a rollback); nothing was written.
         """
         with self._database.write() as connection:
             known = connection.execute(select(steps.c.sample_ids).where(steps.c.step == record.step)).scalar()
@@ -131,32 +140,23 @@ class SampleStore:
                 if list(known) != list(record.sample_ids):
                     raise ValueError(f"step {record.step} is committed with other samples")
                 return
-            move_samples(connection, record.sample_ids, SampleState.TRAINED, step=record.step, lease_until=None)
-            connection.execute(
-                steps.insert().values(
-                    step=record.step,
-                    version=record.version,
-                    sample_ids=list(record.sample_ids),
-                    metrics=dict(record.metrics),
-                    checkpoint=record.checkpoint,
-                    seconds=record.seconds,
-                    created_at=record.created_at,
-                )
+            if basis is not None and basis != serving_version(connection):
+                raise BasisChanged(f"step {record.step} began with version {basis}, which serves no longer")
+            refused = version.state is VersionState.REJECTED
+            move_samples(
+                connection,
+                record.sample_ids,
+                SampleState.REJECTED if refused else SampleState.TRAINED,
+                reason=version.reason,
+                step=record.step,
+                lease_until=None,
             )
-            connection.execute(
-                versions.insert().values(
-                    version=version.version,
-                    state=version.state.value,
-                    state_since=version.created_at,
-                    path=version.path,
-                    step=version.step,
-                    created_at=version.created_at,
-                )
-            )
-            count(connection, "steps")
+            connection.execute(steps.insert().values(**{**asdict(record), "sample_ids": list(record.sample_ids)}))
+            insert_version(connection, version)
+            count(connection, "steps_refused" if refused else "steps")
 
     def reject(self, turn_ids: Sequence[str], *, reason: str) -> None:
-        """The gate refused the step: its samples are spent, and the reason is counted."""
+        """Samples that no step can use: they are spent, and the reason is counted."""
         with self._database.write() as connection:
             move_samples(connection, turn_ids, SampleState.REJECTED, reason=reason, lease_until=None)
 
@@ -165,6 +165,28 @@ class SampleStore:
         with self._database.read() as connection:
             rows = connection.execute(steps.select().order_by(steps.c.step)).mappings()
             return [StepRecord(**{**row, "sample_ids": tuple(row["sample_ids"])}) for row in rows]
+
+    def recent_hints(self, limit: int) -> list[str]:
+        """The last different hints that were trained or are about to be, the newest last."""
+        used = samples.c.state.in_([SampleState.TRAINED.value, SampleState.CLAIMED.value])
+        newest = func.max(samples.c.created_at)
+        query = select(samples.c.hint).where(used, samples.c.hint.is_not(None)).group_by(samples.c.hint)
+        with self._database.read() as connection:
+            found = connection.execute(query.order_by(newest.desc()).limit(limit)).scalars()
+            return list(found)[::-1]
+
+    def accepted_answers(self, limit: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(prompt ids, response ids) of the last trained answers that were judged good, the newest first."""
+        query = (
+            select(turns.c.prompt_ids, turns.c.response_ids)
+            .join(samples, samples.c.turn_id == turns.c.turn_id)
+            .where(samples.c.state == SampleState.TRAINED.value, samples.c.reward > 0)
+            .order_by(samples.c.created_at.desc())
+            .limit(limit)
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query)
+            return [(unpack_ids(row.prompt_ids), unpack_ids(row.response_ids)) for row in rows]
 
     def trained_rewards(self) -> list[tuple[float, float]]:
         """(created_at, reward) of every sample with a reward, the oldest first."""

@@ -162,6 +162,8 @@ versions = Table(
     Column("path", Text),
     Column("step", Integer, nullable=False),
     Column("created_at", Float, nullable=False),
+    Column("reason", String(64)),  # why it was rejected
+    Column("pinned_at", Float),  # None: newer versions may take its place
 )
 
 loops = Table(

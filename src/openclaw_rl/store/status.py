@@ -13,7 +13,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
-from openclaw_rl.store.schema import counters, judgements, loops, samples, sessions, spans, turns
+from openclaw_rl.store.schema import counters, judgements, loops, requests, samples, sessions, spans, turns
 from openclaw_rl.types import LoopName, LoopStatus
 
 
@@ -101,6 +101,11 @@ class StatusStore:
             query = query.where(spans.c.name == name)
         with self._database.read() as connection:
             return [Span(**row) for row in connection.execute(query.order_by(spans.c.span_id)).mappings()]
+
+    def last_request_at(self) -> float | None:
+        """When the last request came, in seconds since the epoch; None if none ever did."""
+        with self._database.read() as connection:
+            return connection.execute(select(func.max(requests.c.created_at))).scalar()
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter."""

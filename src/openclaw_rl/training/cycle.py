@@ -9,31 +9,42 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import threading
 import time
 from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
 
 from openclaw_rl.config import Config
 from openclaw_rl.policy_files import adapter_dir
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
+from openclaw_rl.store.versions import BasisChanged
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import (
     discard_uncommitted,
     prune_checkpoints,
     save_checkpoint,
 )
+from openclaw_rl.training.evaluation import evaluated, load_evaluation
+from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.recovery import fall_back, newest_intact
 from openclaw_rl.training.trainer import StepOutcome, Trainer
-from openclaw_rl.types import LoopName, PolicyVersion, Sample, StepRecord, VersionState
+from openclaw_rl.training.window import closed_because
+from openclaw_rl.types import BASE_VERSION, LoopName, PolicyVersion, Sample, StepRecord, VersionState
 
 log = logging.getLogger(__name__)
 
 TRAINING_STEP = "training_step"
 """The name of its spans."""
 POLL_S = 0.25
+HINTS_TOLD = 3
+"""How many of the last hints the base is told, to see what it would have said in the place of the new weights."""
+REFUSED_BY_ENGINE = "engine"
+"""Why a version never serves that the engine will not load."""
 
 
 class Stopped(Exception):
@@ -52,7 +63,9 @@ class TrainingLoop:
         publisher: Publisher,
         reporter: LoopReporter,
         stop: threading.Event,
+        plain_answers: Sequence[KnownAnswer] = (),
     ) -> None:
+        """`plain_answers`: what the gate reads new weights on until the user accepted answers of their own."""
         self._config = config
         self._store = store
         self._trainer = trainer
@@ -60,7 +73,10 @@ class TrainingLoop:
         self._reporter = reporter
         self._stop = stop
         self._patience = Patience(stop, reporter.waiting, pause_s=1.0, max_pause_s=30.0)
+        self._plain_answers = tuple(plain_answers)
+        self._evaluate = load_evaluation(config.training.gate)
         self._fresh = trainer.state()
+        self._basis = BASE_VERSION
 
     def run(self) -> None:
         """Go on until `stop` is set; where record or disk cannot be used, wait, then begin as after a kill."""
@@ -104,28 +120,38 @@ class TrainingLoop:
         released = self._store.samples.release_claims()
         steps = self._store.samples.steps()
         last = steps[-1].step if steps else 0
-        removed = discard_uncommitted(self._config.checkpoints_dir, last, self._store.turns.any_known)
-        self._restore(steps)
+        removed = self._discard_after(last)
+        self._restore()
         log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
+
+    def _discard_after(self, last_step: int) -> list[str]:
+        return discard_uncommitted(self._config.checkpoints_dir, last_step, self._store.turns.any_known)
 
     def cycle(self) -> bool:
         """Do the next thing there is to do; False where there was nothing."""
-        if not self._publish_candidates():
+        if self._held_by_a_pin() or not self._publish_candidates():
             return False
+        self._follow_service()
         self._expire_stale()
         samples = self._claim_due()
         if not samples:
             return False
         outcome = self._step(samples)
-        if outcome.refused is not None:
+        if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
-        else:
-            self._commit(samples, outcome)
-            self._publish_candidates()
+        elif self._commit(samples, outcome) and self._publish_candidates():
+            self._follow_service()
             self._prune()
         return True
 
     # --- the steps of a cycle, in order --------------------------------------------------------------------
+
+    def _held_by_a_pin(self) -> bool:
+        """Whether a person keeps a version in service: what would be learned meanwhile could not be served."""
+        pinned = self._store.versions.pinned()
+        if pinned is not None:
+            self._reporter.waiting(f"the pin on {pinned.name} to be lifted (openclaw-rl policy unpin)")
+        return pinned is not None
 
     def _publish_candidates(self) -> bool:
         """Put what is committed into service; False where that has to be tried again later."""
@@ -150,22 +176,32 @@ class TrainingLoop:
         policy by the answers of another one.
         """
         log.error("%s; it is rejected, and training goes on from the version before it", error)
-        self._store.versions.reject(version.version)
+        self._store.versions.reject(version.version, REFUSED_BY_ENGINE)
         self._store.status.count("versions_refused")
-        self._restore(self._store.samples.steps())
 
-    def _restore(self, steps: Sequence[StepRecord]) -> None:
-        """Take the weights of the last step whose version was not rejected, and count on from the very last step.
+    def _follow_service(self) -> None:
+        """Train on from the version in service, whichever that is by now.
+
+        Mostly it is the one just trained. After a rollback, or a refusal by the gate or the engine, it is an earlier
+        one: to train on from weights that nobody samples from would teach the policy by the answers of another.
+        """
+        if self._store.versions.serving().version != self._basis:
+            self._restore()
+
+    def _restore(self) -> None:
+        """Take the weights of the version in service, or of the candidate that waits; count on from the last step.
 
         A checkpoint that is not what was written is passed over, and its version taken out of service.
         """
+        steps = self._store.samples.steps()
+        basis = next(iter(reversed(candidates(self._store))), self._store.versions.serving()).version
         rejected = {v.version for v in self._store.versions.all() if v.state is VersionState.REJECTED}
-        good = [step for step in steps if step.version not in rejected]
-        intact = newest_intact(good)
+        intact = newest_intact([step for step in steps if step.version <= basis and step.version not in rejected])
         if intact.damaged:
             fall_back(self._store, intact)
         state = self._fresh if intact.state is None else intact.state
         self._trainer.restore(dataclasses.replace(state, step=steps[-1].step if steps else 0))
+        self._basis = intact.version
 
     def _expire_stale(self) -> None:
         oldest = self._trainer.step_number - self._config.training.max_staleness
@@ -179,6 +215,14 @@ class TrainingLoop:
         decision = batch_due(ready.count, ready.oldest_created_at, time.time(), self._config.rollout)
         if not decision.due:
             self._reporter.waiting(f"a batch: {decision.why}", ready=ready.count)
+            return []
+        closed = closed_because(
+            self._config.training.window,
+            now=datetime.now(),
+            last_request_at=self._store.status.last_request_at(),
+        )
+        if closed is not None:
+            self._reporter.waiting(closed, ready=ready.count)
             return []
         usable = []
         for sample in self._store.samples.claim(decision.size, self._config.training.lease_s):
@@ -199,37 +243,77 @@ class TrainingLoop:
 
         progress("starting")
         with self._store.status.span(TRAINING_STEP, step=step, samples=len(samples)):
-            return self._trainer.step(samples, progress)
+            return self._trainer.step(
+                samples,
+                progress,
+                hints=self._store.samples.recent_hints(HINTS_TOLD),
+                known=self._known_answers(),
+            )
+
+    def _known_answers(self) -> Sequence[KnownAnswer]:
+        """The user's own accepted answers, once there are enough; till then those that come with the program."""
+        accepted = self._store.samples.accepted_answers(ANSWERS_PROBED)
+        if len(accepted) < ANSWERS_PROBED:
+            return self._plain_answers[:ANSWERS_PROBED]
+        return [KnownAnswer(prompt_ids=prompt, response_ids=response) for prompt, response in accepted]
 
     def _reject(self, samples: list[Sample], reason: str) -> None:
         self._store.samples.reject([sample.turn_id for sample in samples], reason=reason)
         self._store.status.count("steps_refused" if len(samples) > 1 else "samples_unusable")
 
-    def _commit(self, samples: list[Sample], outcome: StepOutcome) -> None:
+    def _commit(self, samples: list[Sample], outcome: StepOutcome) -> bool:
+        """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""
         self._reporter.working(f"writing the checkpoint of step {outcome.step}")
         checkpoint = save_checkpoint(self._trainer, self._config.checkpoints_dir.resolve())
+        if outcome.refused is None and self._evaluate is not None:
+            self._reporter.working(f"evaluating version {outcome.step}")
+            outcome = evaluated(outcome, self._evaluate, adapter_dir(checkpoint), self._config.training.gate)
         self._reporter.working(f"committing step {outcome.step}")
-        now = time.time()
-        record = StepRecord(
-            step=outcome.step,
-            version=outcome.step,
-            sample_ids=tuple(sample.turn_id for sample in samples),
-            metrics=outcome.metrics,
-            checkpoint=str(checkpoint),
-            seconds=outcome.seconds,
-            created_at=now,
-        )
-        version = PolicyVersion(
-            version=outcome.step,
-            state=VersionState.CANDIDATE,
-            path=str(adapter_dir(checkpoint)),
-            step=outcome.step,
-            created_at=now,
-        )
-        self._patience.until_done(lambda: self._store.samples.commit_step(record, version))
+        record, version = _rows_of(samples, outcome, checkpoint)
+        try:
+            self._patience.until_done(lambda: self._store.samples.commit_step(record, version, basis=self._basis))
+        except BasisChanged as error:
+            log.warning("%s: the step is undone, its samples wait again", error)
+            self._store.status.count("steps_overtaken")
+            self._store.samples.release_claims()
+            self._discard_after(outcome.step - 1)
+            self._restore()
+            return False
+        if outcome.refused is not None:
+            log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
+            self._restore()
+            return True
+        self._basis = version.version
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
+        return True
 
     def _prune(self) -> None:
+        keep = self._config.training.keep_checkpoints
         needed = {VersionState.SERVING, VersionState.CANDIDATE}
-        in_use = {version.step for version in self._store.versions.all() if version.state in needed}
-        prune_checkpoints(self._config.checkpoints_dir, keep=self._config.training.keep_checkpoints, in_use=in_use)
+        versions = self._store.versions.all()
+        in_use = {version.step for version in versions if version.state in needed or version.pinned}
+        refused = [version.step for version in versions if version.state is VersionState.REJECTED]
+        prune_checkpoints(self._config.checkpoints_dir, keep=keep, in_use=in_use | set(refused[-keep:]))
+
+
+def _rows_of(samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path) -> tuple[StepRecord, PolicyVersion]:
+    """What the store keeps of a step."""
+    now = time.time()
+    record = StepRecord(
+        step=outcome.step,
+        version=outcome.step,
+        sample_ids=tuple(sample.turn_id for sample in samples),
+        metrics={name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
+        checkpoint=str(checkpoint),
+        seconds=outcome.seconds,
+        created_at=now,
+    )
+    version = PolicyVersion(
+        version=outcome.step,
+        state=VersionState.CANDIDATE if outcome.refused is None else VersionState.REJECTED,
+        path=str(adapter_dir(checkpoint)),
+        step=outcome.step,
+        created_at=now,
+        reason=outcome.refused,
+    )
+    return record, version

@@ -1,29 +1,101 @@
-"""Whether a step's new weights may ever serve: asked before the step commits.
+"""Whether a step's new weights may ever serve: decided before the step commits, from readings that others take.
 
-A first form: finite, and not absurdly far from the base. It stops what is broken, not what is merely worse.
+The readings are taken by `gatekeeper`; here is only what is made of them. Length alone refuses nothing: a preference
+may well be a shorter answer.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from openclaw_rl.config_gate import GateConfig
 
-from openclaw_rl.config import GateConfig
+NGRAM = 4
 
 
-def verdict(metrics: Mapping[str, float], parameters: Sequence[Tensor], config: GateConfig) -> str | None:
-    """Why the step is refused, as a counter's name, or None where it passes.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readings:
+    """What was measured of new weights; None where it was not. All but counts are means, nats per token.
 
-    `metrics` as the trainer's meter names them; `parameters` the adapter's, after the step.
+    `nats_below_told_base`: how far the new policy's answers lie below the told base's own, both under the told base;
+    negative where they are the likelier ones. `probe_drop`: how much less likely known good answers became than they
+    are under the base. `repetition`: a share. `mean_tokens`: of the probe answers.
     """
-    if not all(math.isfinite(value) for name, value in metrics.items() if name.startswith("loss")):
+
+    loss: float
+    weights_finite: bool
+    kl_to_base: float | None = None
+    kl_to_last: float | None = None
+    entropy: float | None = None
+    nats_below_told_base: float | None = None
+    repetition: float | None = None
+    mean_tokens: float | None = None
+    probe_drop: float | None = None
+    evaluation: float | None = None
+
+    def metrics(self) -> dict[str, float]:
+        """What was measured, by the names that a step's metrics have."""
+        named = {
+            "kl_after": self.kl_to_base,
+            "kl_to_last": self.kl_to_last,
+            "entropy_after": self.entropy,
+            "nats_below_told_base": self.nats_below_told_base,
+            "probe_repetition": self.repetition,
+            "probe_tokens": self.mean_tokens,
+            "probe_drop": self.probe_drop,
+            "evaluation": self.evaluation,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """One reading against one bound; `reason` is the counter's name."""
+
+    reason: str
+    reading: Callable[[Readings], float | None]
+    bound: Callable[[GateConfig], float | None]
+    at_most: bool = True
+
+    def broken_by(self, readings: Readings, config: GateConfig) -> bool:
+        """Whether the reading lies beyond the bound; one that is no number does, one that was not taken does not."""
+        value, bound = self.reading(readings), self.bound(config)
+        if value is None or bound is None:
+            return False
+        return not (value <= bound if self.at_most else value >= bound)
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(reason="kl_to_base", reading=lambda r: r.kl_to_base, bound=lambda c: c.max_kl_to_base),
+    Rule(reason="kl_to_last", reading=lambda r: r.kl_to_last, bound=lambda c: c.max_kl_to_last),
+    Rule(reason="entropy", reading=lambda r: r.entropy, bound=lambda c: c.min_entropy, at_most=False),
+    Rule(
+        reason="language",
+        reading=lambda r: r.nats_below_told_base,
+        bound=lambda c: c.max_nats_below_told_base,
+    ),
+    Rule(reason="repetition", reading=lambda r: r.repetition, bound=lambda c: c.max_repetition),
+    Rule(reason="probe_answers", reading=lambda r: r.probe_drop, bound=lambda c: c.max_probe_drop),
+    Rule(reason="evaluation", reading=lambda r: r.evaluation, bound=lambda c: c.min_evaluation, at_most=False),
+)
+
+
+def verdict(readings: Readings, config: GateConfig) -> str | None:
+    """Why the step is refused, as a counter's name (the first reason found), or None where it passes."""
+    if not math.isfinite(readings.loss):
         return "loss_not_finite"
-    if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):
+    if not readings.weights_finite:
         return "weights_not_finite"
-    after = metrics.get("kl_after")
-    if after is not None and not after <= config.max_kl_to_base:
-        return "kl_to_base"
-    return None
+    return next((rule.reason for rule in RULES if rule.broken_by(readings, config)), None)
+
+
+def repetition(answers: Sequence[Sequence[int]]) -> float:
+    """The share of an answer's 4-grams of tokens that it already held before, over all answers; 0 without any."""
+    total = repeated = 0
+    for ids in answers:
+        grams = [tuple(ids[place : place + NGRAM]) for place in range(len(ids) - NGRAM + 1)]
+        total += len(grams)
+        repeated += len(grams) - len(set(grams))
+    return repeated / total if total else 0.0

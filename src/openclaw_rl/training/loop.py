@@ -19,6 +19,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience, StoppedInOutage
 from openclaw_rl.supervision.process import LoopReporter, ending_at_once
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
+from openclaw_rl.training.plain_answers import plain_answers
 from openclaw_rl.training.publish import PUBLISH, EnginePublisher
 from openclaw_rl.training.trainer import TeacherPrompt, Trainer
 from openclaw_rl.types import LoopName, Sample
@@ -37,10 +38,17 @@ def run(config: Config, stop: threading.Event) -> None:
         with ending_at_once():
             if stop.is_set():  # a moment before
                 return
-            trainer = load_trainer(config)
+            renderer = Renderer(load_tokenizer(resolve_model(config.model)))
+            trainer = load_trainer(config, renderer)
         publisher = EnginePublisher(store, _connector(config), timeout_s=config.training.publish_timeout_s)
         TrainingLoop(
-            config=config, store=store, trainer=trainer, publisher=publisher, reporter=reporter, stop=stop
+            config=config,
+            store=store,
+            trainer=trainer,
+            publisher=publisher,
+            reporter=reporter,
+            stop=stop,
+            plain_answers=plain_answers(renderer),
         ).run()
     finally:
         store.close()
@@ -50,10 +58,10 @@ def _close_spans(store: Store) -> None:
     store.status.abort_spans((TRAINING_STEP, PUBLISH), LoopName.TRAINING)  # those of a killed predecessor
 
 
-def load_trainer(config: Config) -> Trainer:
-    """The configured base model with a fresh adapter."""
+def load_trainer(config: Config, renderer: Renderer | None = None) -> Trainer:
+    """The configured base model with a fresh adapter; `renderer`: the model's, where it is loaded already."""
     path = resolve_model(config.model)
-    renderer = Renderer(load_tokenizer(path))
+    renderer = renderer or Renderer(load_tokenizer(path))
     return Trainer(
         config=config.training,
         model=load_causal_lm(path, config.model.dtype, config.model.device),

@@ -15,6 +15,7 @@ from openclaw_rl.serving.engines.protocol import (
     InvalidEngineRequest,
 )
 from openclaw_rl.store import Store
+from openclaw_rl.store.versions import Pinned
 from openclaw_rl.types import PolicyVersion, VersionState
 
 log = logging.getLogger(__name__)
@@ -59,7 +60,10 @@ class EnginePublisher:
         """Load `version` in the engine, retrying until the timeout, and make it the one that serves."""
         with self._store.status.span(PUBLISH, version=version.version):
             asyncio.run(self._load(version, heartbeat))
-            self._store.versions.serve(version.version)
+            try:
+                self._store.versions.serve(version.version)
+            except Pinned as error:
+                raise PublishError(f"{error} is pinned: {version.name} waits") from error
 
     async def _load(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
         engine = self._connect()

@@ -23,6 +23,9 @@ log = logging.getLogger(__name__)
 DAMAGED = "checkpoints_damaged"
 """The counter of versions that were given up for the damage of their checkpoints."""
 
+REASON = "damaged"
+"""Why a candidate never serves whose checkpoint is."""
+
 
 class NoIntactCheckpoint(ConfigError):
     """Steps were committed, and none of their checkpoints can be read. To begin anew is for a person to decide."""
@@ -72,9 +75,9 @@ def fall_back(store: Store, intact: Intact) -> None:
     for version, reason in intact.damaged:
         log.error("the checkpoint of policy-v%d is damaged: %s", version, reason)
         if states[version] is VersionState.CANDIDATE:
-            store.versions.reject(version)
+            store.versions.reject(version, REASON)
         elif states[version] is VersionState.SERVING:
-            store.versions.serve(intact.version)
+            store.versions.roll_back(intact.version)
         else:
             continue
         store.status.count(DAMAGED)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import GenerationConfig
 
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.training.attention import ATTENTION
@@ -49,6 +50,26 @@ class Scores:
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
     distribution: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generated:
+    """An answer that a mode gave, its end-of-turn token included, and its log-probabilities, nats; equally long."""
+
+    ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
+def _until_the_end(ids: Sequence[int], logprobs: Sequence[float], *, ends: Sequence[int]) -> Generated:
+    """An answer without the padding after its end."""
+    length = next((place + 1 for place, token in enumerate(ids) if token in ends), len(ids))
+    return Generated(ids=tuple(ids[:length]), logprobs=tuple(logprobs[:length]))
+
+
+def _as_list(tokens: int | list[int] | None) -> list[int]:
+    if tokens is None:
+        return []
+    return [tokens] if isinstance(tokens, int) else list(tokens)
 
 
 def _nothing() -> None:
@@ -155,6 +176,34 @@ class Scorer:
                 top_logprobs=None if top is None else top.values,
                 distribution=distribution if full else None,
             )
+
+    def generate(self, prompts: Sequence[Sequence[int]], mode: Mode, *, max_tokens: int) -> list[Generated]:
+        """Greedy answers to all prompts, in one padded batch by Transformers' own `generate`; without gradients."""
+        causal = self.model.get_base_model()
+        width = max(map(len, prompts))
+        ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=self.device)
+        seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
+        ends = _as_list(causal.generation_config.eos_token_id)
+        settings = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=max_tokens,
+            eos_token_id=ends or None,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        adapter = self.model.disable_adapter() if mode is Mode.REFERENCE else contextlib.nullcontext()
+        self.model.eval()
+        causal.set_attn_implementation("sdpa")  # padded rows and a cache are not what packed rows are read with
+        try:
+            with adapter, torch.no_grad():
+                made = self.model.generate(input_ids=ids, attention_mask=seen, generation_config=settings)
+        finally:
+            causal.set_attn_implementation(ATTENTION)
+        logprobs = torch.stack([logits.float().log_softmax(-1) for logits in made.logits], dim=1)
+        drawn = made.sequences[:, width:]
+        chosen = logprobs.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)
+        return [_until_the_end(*row, ends=ends) for row in zip(drawn.tolist(), chosen.tolist(), strict=True)]
 
     def _check_head(self) -> None:
         self.model.eval()

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from openclaw_rl.config import TrainingConfig
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.training import gate, losses
+from openclaw_rl.training import gate
 from openclaw_rl.training.advantages import Compared, reward_advantages, rewarded
 from openclaw_rl.training.batch import TokenSequence, TrainBatch, build_batch
 from openclaw_rl.training.custom_loss import CustomLoss
-from openclaw_rl.training.gradients import Gradients, NonFinite, Progress, pieces
+from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
+from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.objective import StepContext
 from openclaw_rl.training.scorer import Mode, Scorer
@@ -32,21 +33,23 @@ from openclaw_rl.types import Sample
 
 log = logging.getLogger(__name__)
 
-PROBE_SEQUENCES = 2
-"""Sequences read again after the step, so that the gate judges the new weights and not the old."""
-
 TeacherPrompt = Callable[[Sample], Sequence[int]]
 """The token ids of a sample's prompt with its hint put in; asked only for samples that have one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOutcome:
-    """What a step did. `refused` says why it did nothing after all: the trainer is then as it was before."""
+    """What a step did. `refused` says why its weights must never serve.
+
+    With `weights_changed` they are there to be looked at, and whoever asked for the step puts better ones in their
+    place; without, the step came to nothing and the trainer is as it was before.
+    """
 
     step: int
     metrics: Mapping[str, float]
     seconds: float
     refused: str | None = None
+    weights_changed: bool = True
 
 
 @dataclass(kw_only=True, slots=True)
@@ -99,6 +102,12 @@ class Trainer:
         self.scorer = Scorer(self.model, gradient_checkpointing=config.gradient_checkpointing)
         path = config.custom_loss_function_path
         self._custom = None if path is None else CustomLoss.load(path, config.loss)
+        self._gatekeeper = Gatekeeper(
+            scorer=self.scorer,
+            told_prompt=teacher_prompt,
+            config=config.gate,
+            context_length=self.context_length,
+        )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(self._parameters, **self._optimizer_settings())
         self.step_number = 0
@@ -163,44 +172,56 @@ class Trainer:
             return "greedy"
         return None
 
-    def step(self, samples: Sequence[Sample], progress: Progress = lambda _: None) -> StepOutcome:
-        """Train on `samples` once, `epochs_per_batch` passes; all of it, or (refused) nothing.
+    def step(
+        self,
+        samples: Sequence[Sample],
+        progress: Progress = lambda _: None,
+        *,
+        hints: Sequence[str] = (),
+        known: Sequence[KnownAnswer] = (),
+    ) -> StepOutcome:
+        """Train on `samples` once, `epochs_per_batch` passes: all of it, or nothing. Then ask the gate.
 
-        `progress` is called with a sentence between any two forward or backward passes.
+        `progress` is called with a sentence between any two forward or backward passes. `hints` and `known` are what
+        the gate reads the new weights with (`gatekeeper`).
         """
         started = time.monotonic()
         before = self.state()
         batch = build_batch(samples, self.config.method, self.config.loss, self.scorer.device)
         meter = Meter()
+        refused: str | None
         try:
-            refused = self._train(batch, meter, progress)
+            context, self.averages = self.update(batch, meter, progress)
         except NonFinite as error:
-            refused = str(error)
-        if refused is not None:
-            log.warning("step refused: %s", refused)
+            refused, broken = str(error), True
             self._optimizer.zero_grad(set_to_none=True)
             self.restore(before)
         else:
+            broken = False
+            loss = meter.means().get("loss", 0.0)
+            readings = self._gatekeeper.read(context, loss=loss, hints=hints, known=known, progress=progress)
+            for name, value in readings.metrics().items():
+                meter.set(name, value)
+            refused = gate.verdict(readings, self.config.gate)
             self.step_number += 1
             self._trained = tuple(sample.turn_id for sample in samples)
+        if refused is not None:
+            log.warning("step refused: %s", refused)
         return StepOutcome(
             step=before.step + 1,
             metrics={**meter.means(), **_batch_metrics(batch, before.step)},
             seconds=time.monotonic() - started,
             refused=refused,
+            weights_changed=not broken,
         )
 
-    def _train(self, batch: TrainBatch, meter: Meter, progress: Progress) -> str | None:
-        self.averages = self.update(batch, meter, progress)
-        progress("probing the new weights")
-        meter.set("kl_after", self._probe(batch))
-        return gate.verdict(meter.means(), self._parameters, self.config.gate)
-
-    def update(self, batch: TrainBatch, meter: Meter, progress: Progress = lambda _: None) -> dict[str, float]:
+    def update(
+        self, batch: TrainBatch, meter: Meter, progress: Progress = lambda _: None
+    ) -> tuple[StepContext, dict[str, float]]:
         """Go over the batch `epochs_per_batch` times: gradients and an optimiser step each. Nothing is undone.
 
         Returns:
-            The moving averages of rewards after this batch.
+            What was read before the first gradient, and the moving averages of rewards after this batch.
 
         Raises:
             NonFinite: a loss or a gradient is no number; the parameters may have moved in an earlier pass.
@@ -218,7 +239,7 @@ class Trainer:
             if epoch == 0:  # a demonstration is shown once, however often the batch is gone over
                 gradients.of_retries(batch, meter)
             self._apply(batch, meter)
-        return compared.averages
+        return context, compared.averages
 
     def _compare_rewards(self, batch: TrainBatch) -> Compared:
         used = batch.samples if bool(batch.reward_mask.any()) else ()
@@ -259,19 +280,6 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = self.config.lr * share
         self._optimizer.step()
-
-    def _probe(self, batch: TrainBatch) -> float:
-        """Mean exact KL to the base of the new weights, nats per token, on the shortest sequences of the batch."""
-        values = []
-        for sequence in sorted(batch.acting, key=len)[:PROBE_SEQUENCES]:
-            (pack,) = self.scorer.plan([sequence], len(sequence))
-            with torch.no_grad():
-                now, base = (self.scorer.hidden(pack, mode) for mode in (Mode.TEACHER, Mode.REFERENCE))
-                for piece in pieces(now.shape[0]):
-                    temperature = batch.temperature[pack.flat[piece]]
-                    student, reference = (self.scorer.log_distribution(h[piece], temperature) for h in (now, base))
-                    values.append(losses.exact_kl(student, reference))
-        return float(torch.cat(values).mean()) if values else 0.0
 
 
 def _with_adapter(model: Any, config: TrainingConfig) -> Any:

@@ -1,0 +1,321 @@
+"""`openclaw-rl policy ...`: the versions of a deployment, whether or not it is up.
+
+What changes which version serves takes effect for the next request: gateway and trainer read it from the store.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.table import Table
+
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError, load_json
+from openclaw_rl.policy_files import CorruptPolicy
+from openclaw_rl.supervision.state import child_config_path
+from openclaw_rl.types import BASE_VERSION, PolicyVersion, StepRecord, VersionState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from openclaw_rl.store import Store
+
+OK = 0
+MODULES_SHOWN = 8
+_NAME = re.compile(r"(?:policy-)?v?(\d+)|(base)")
+
+
+class AddCommand(Protocol):
+    """Makes one command: its name, what runs it, a line of help."""
+
+    def __call__(self, commands: Any, name: str, run: Any, help_text: str) -> argparse.ArgumentParser:
+        """Make it."""
+        ...
+
+
+def add_policy(commands: Any, command: AddCommand, add_run_dir: Callable[[argparse.ArgumentParser], None]) -> None:
+    """The command `policy` and what can be done with it."""
+    policy = commands.add_parser("policy", help="list, compare, pin, roll back and export policy versions")
+    actions = policy.add_subparsers(dest="action", required=True, metavar="ACTION")
+
+    def action(name: str, run: Any, help_text: str, *versions: str) -> argparse.ArgumentParser:
+        parser = command(actions, name, run, help_text)
+        for argument in versions:
+            parser.add_argument(argument, metavar=argument.upper(), help="base, 12, v12 or policy-v12")
+        add_run_dir(parser)
+        return parser
+
+    for told in (
+        action("list", run_list, "every version, and what became of it"),
+        action("show", run_show, "one version: its step, its figures, where it lies", "version"),
+        action("diff", run_diff, "how far two versions lie apart", "a", "b"),
+    ):
+        told.add_argument("--json", action="store_true", help="for programs")
+    action("rollback", run_rollback, "serve an earlier version, from the next request on", "version")
+    action("pin", run_pin, "serve a version and keep it in service; training waits", "version")
+    action("unpin", run_unpin, "let newer versions take over again")
+    export = action("export", run_export, "copy a version's PEFT directory", "version")
+    export.add_argument("--to", type=Path, required=True, metavar="DIR", help="must not be there yet")
+    merge = action("merge", run_merge, "write the base with a version merged in", "version")
+    merge.add_argument(
+        "--to", type=Path, required=True, metavar="PATH", help="a directory, or a file that ends in .gguf"
+    )
+    merge.add_argument("--gguf-base", type=Path, metavar="FILE", help="the base's own GGUF, for its tokenizer")
+
+
+# --- the actions -------------------------------------------------------------------------------------------
+
+
+def run_list(parsed: argparse.Namespace) -> int:
+    """`policy list`."""
+    with _store(parsed) as (store, _):
+        versions, steps = store.versions.all(), _steps(store)
+        since = store.versions.states_since()
+    if parsed.json:
+        _print_json([_as_json(v, steps.get(v.version), since[v.version]) for v in versions])
+        return OK
+    table = Table(box=None)
+    for heading in ("version", "state", "since", "samples", "mean reward", "on disk", ""):
+        table.add_column(heading)
+    for version in versions:
+        step = steps.get(version.version)
+        reward = None if step is None else step.metrics.get("mean_reward")
+        table.add_row(
+            version.name,
+            version.state.value,
+            _when(since[version.version]),
+            "-" if step is None else str(len(step.sample_ids)),
+            "-" if reward is None else f"{reward:+.2f}",
+            "yes" if _on_disk(version) else "no",
+            "pinned" if version.pinned else version.reason or "",
+        )
+    Console(highlight=False).print(table)
+    return OK
+
+
+def run_show(parsed: argparse.Namespace) -> int:
+    """`policy show VERSION`."""
+    with _store(parsed) as (store, _):
+        version = _version(store, parsed.version)
+        step = _steps(store).get(version.version)
+        since = store.versions.states_since()[version.version]
+    body = _as_json(version, step, since)
+    if parsed.json:
+        _print_json(body)
+        return OK
+    console = Console(highlight=False, soft_wrap=True)
+    for name, value in body.items():
+        if name == "metrics":
+            for metric, figure in sorted((value or {}).items()):
+                console.print(f"{metric:<24}{figure:.5g}", markup=False)
+        elif value is not None:
+            text = ", ".join(value) if isinstance(value, list) else _when(value) if name in {"since"} else str(value)
+            console.print(f"{name:<24}{text}", markup=False)
+    return OK
+
+
+def run_diff(parsed: argparse.Namespace) -> int:
+    """`policy diff A B`."""
+    from openclaw_rl.training.compare import compare
+
+    with _store(parsed) as (store, _):
+        a, b = _version(store, parsed.a), _version(store, parsed.b)
+        steps = _steps(store)
+    with _sound_files():
+        found = compare(_files(a), _files(b))
+    between = [
+        step for number, step in steps.items() if min(a.version, b.version) < number <= max(a.version, b.version)
+    ]
+    trained = sum(len(step.sample_ids) for step in between)
+    if parsed.json:
+        _print_json(
+            {
+                "a": a.name,
+                "b": b.name,
+                "norm_a": found.norm_a,
+                "norm_b": found.norm_b,
+                "norm_difference": found.norm_difference,
+                "steps_between": len(between),
+                "samples_between": trained,
+                "by_module": found.by_module,
+            }
+        )
+        return OK
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{len(between)} steps on {trained} samples lie between {a.name} and {b.name}", markup=False)
+    console.print(f"added to the base: {a.name} {found.norm_a:.4g}, {b.name} {found.norm_b:.4g} (Frobenius norm)")
+    console.print(f"difference: {found.norm_difference:.4g}; most of it in")
+    for module, norm in list(found.by_module.items())[:MODULES_SHOWN]:
+        console.print(f"  {norm:<10.4g}{module}", markup=False)
+    return OK
+
+
+def run_rollback(parsed: argparse.Namespace) -> int:
+    """`policy rollback VERSION`."""
+    with _store(parsed) as (store, _):
+        version = _servable(store, parsed.version)
+        before = store.versions.serving()
+        store.versions.roll_back(version.version)
+    _say(f"{version.name} serves from the next request on, in place of {before.name}; training goes on from it")
+    return OK
+
+
+def run_pin(parsed: argparse.Namespace) -> int:
+    """`policy pin VERSION`."""
+    with _store(parsed) as (store, _):
+        version = _servable(store, parsed.version)
+        store.versions.pin(version.version)
+    _say(f"{version.name} stays in service, and training waits, until: openclaw-rl policy unpin")
+    return OK
+
+
+def run_unpin(parsed: argparse.Namespace) -> int:
+    """`policy unpin`."""
+    with _store(parsed) as (store, _):
+        pinned = store.versions.pinned()
+        store.versions.unpin()
+    _say("no version was pinned" if pinned is None else f"{pinned.name} may be followed by newer ones again")
+    return OK
+
+
+def run_export(parsed: argparse.Namespace) -> int:
+    """`policy export VERSION --to DIR`."""
+    with _store(parsed) as (store, _):
+        version = _version(store, parsed.version)
+    adapter = _files(version)
+    if adapter is None:
+        raise ConfigError("the base has no adapter to export: it is the model itself")
+    from openclaw_rl.training.export import export_adapter
+
+    with _sound_files():
+        export_adapter(adapter, parsed.to)
+    _say(f"{version.name} is in {parsed.to}: PeftModel.from_pretrained(base, {str(parsed.to)!r}) loads it")
+    return OK
+
+
+def run_merge(parsed: argparse.Namespace) -> int:
+    """`policy merge VERSION --to PATH`."""
+    with _store(parsed) as (store, config):
+        version = _version(store, parsed.version)
+    adapter = _files(version)
+    as_gguf = parsed.to.suffix == ".gguf"
+    if parsed.gguf_base is not None and not as_gguf:
+        raise ConfigError("--gguf-base is for a --to that ends in .gguf")
+    if parsed.to.exists():
+        raise ConfigError(f"{parsed.to} is there already")
+    from openclaw_rl.training.export import merge, merge_to_gguf
+
+    with _sound_files():
+        if as_gguf:
+            merge_to_gguf(config.model, adapter, parsed.to, base_gguf=parsed.gguf_base)
+        else:
+            merge(config.model, adapter, parsed.to)
+    _say(f"{version.name}, merged into its base, is in {parsed.to}")
+    return OK
+
+
+# --- what they share ---------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _store(parsed: argparse.Namespace) -> Iterator[tuple[Store, Config]]:
+    """The record of the run directory, and the configuration that it runs with."""
+    from openclaw_rl.cli import resolve_arguments
+    from openclaw_rl.store import Store
+
+    config = resolve_arguments(parsed, None).config
+    if not config.store_path.is_file():
+        raise ConfigError(f"no deployment has run in {config.run_dir}: --run-dir names another directory")
+    used = child_config_path(config.run_dir.expanduser())
+    store = Store.open(config.store_path)
+    try:
+        yield store, load_json(used) if used.is_file() else config
+    finally:
+        store.close()
+
+
+@contextmanager
+def _sound_files() -> Iterator[None]:
+    try:
+        yield
+    except CorruptPolicy as error:
+        raise ConfigError(str(error)) from error
+
+
+def _version(store: Store, name: str) -> PolicyVersion:
+    found = _NAME.fullmatch(name)
+    if found is None:
+        raise ConfigError(f"{name!r} names no version: base, 12, v12 or policy-v12")
+    version = store.versions.get(int(found[1] or BASE_VERSION))
+    if version is None:
+        there = store.versions.all()
+        raise ConfigError(f"there is no version {name}; there are {there[0].name} to {there[-1].name}")
+    return version
+
+
+def _servable(store: Store, name: str) -> PolicyVersion:
+    version = _version(store, name)
+    if version.state is VersionState.REJECTED:
+        raise ConfigError(f"{version.name} was rejected ({version.reason}) and never serves")
+    if version.state is VersionState.CANDIDATE:
+        raise ConfigError(f"{version.name} is not in service yet: wait for it")
+    _files(version)
+    return version
+
+
+def _files(version: PolicyVersion) -> Path | None:
+    """Where the adapter lies; None for the base.
+
+    Raises:
+        ConfigError: it was pruned.
+    """
+    if version.version == BASE_VERSION:
+        return None
+    if not _on_disk(version):
+        raise ConfigError(f"{version.name} is no longer on disk: training.keep_checkpoints says how many are kept")
+    return Path(str(version.path))
+
+
+def _on_disk(version: PolicyVersion) -> bool:
+    return version.path is None if version.version == BASE_VERSION else Path(str(version.path)).is_dir()
+
+
+def _steps(store: Store) -> Mapping[int, StepRecord]:
+    return {step.version: step for step in store.samples.steps()}
+
+
+def _as_json(version: PolicyVersion, step: StepRecord | None, since: float) -> dict[str, Any]:
+    return {
+        "version": version.version,
+        "name": version.name,
+        "state": version.state.value,
+        "since": since,
+        "pinned": version.pinned,
+        "reason": version.reason,
+        "path": version.path,
+        "on_disk": _on_disk(version),
+        "step": None if step is None else step.step,
+        "seconds": None if step is None else step.seconds,
+        "samples": None if step is None else list(step.sample_ids),
+        "metrics": None if step is None else dict(step.metrics),
+    }
+
+
+def _when(moment: float) -> str:
+    return datetime.fromtimestamp(moment).isoformat(sep=" ", timespec="seconds")
+
+
+def _print_json(body: Any) -> None:
+    _say(json.dumps(body, indent=2))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201

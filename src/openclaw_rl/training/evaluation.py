@@ -1,0 +1,44 @@
+"""The user's own evaluation of a new version, where one is configured: the last word of the gate."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from openclaw_rl.config_gate import GateConfig
+from openclaw_rl.extensions import load_attribute
+from openclaw_rl.training.gate import Readings, verdict
+from openclaw_rl.training.trainer import StepOutcome
+
+Evaluation = Callable[[Path], float]
+"""The directory of an adapter (PEFT, loadable over the base) to a number: the higher the better."""
+
+OPTION = "training.gate.evaluation_path"
+
+
+def load_evaluation(config: GateConfig) -> Evaluation | None:
+    """The configured evaluation, loaded at start-up so that a wrong name is an error then; None without one.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if config.evaluation_path is None:
+        return None
+    evaluate: Evaluation = load_attribute(config.evaluation_path, option=OPTION)
+    return evaluate
+
+
+def evaluated(outcome: StepOutcome, evaluate: Evaluation, adapter: Path, config: GateConfig) -> StepOutcome:
+    """The outcome with what the evaluation gave, refused where that is too little.
+
+    An evaluation that raises ends the trainer's process, which starts again and makes the step anew: a version that
+    could not be evaluated must not serve, and is no worse for it.
+    """
+    value = float(evaluate(adapter))
+    readings = Readings(loss=0.0, weights_finite=True, evaluation=value)
+    return dataclasses.replace(
+        outcome,
+        refused=verdict(readings, config),
+        metrics={**outcome.metrics, **readings.metrics()},
+    )

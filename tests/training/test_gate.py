@@ -1,0 +1,119 @@
+"""The gate: each bound by itself, and real steps that must never serve."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from openclaw_rl.config_gate import GateConfig
+from openclaw_rl.training.batch import TokenSequence
+from openclaw_rl.training.gate import RULES, Readings, Rule, repetition, verdict
+from openclaw_rl.training.gatekeeper import KnownAnswer
+from openclaw_rl.training.scorer import Mode
+from tests.training.support import SAME, make_sample, tiny_trainer
+
+SOUND = Readings(
+    loss=0.1,
+    weights_finite=True,
+    kl_to_base=0.5,
+    kl_to_last=0.1,
+    entropy=1.5,
+    nats_below_told_base=0.2,
+    repetition=0.1,
+    mean_tokens=12.0,
+    probe_drop=0.3,
+    evaluation=0.8,
+)
+CONFIG = GateConfig(evaluation_path="x:y", min_evaluation=0.5)
+
+
+def test_sound_weights_pass_and_what_was_not_read_refuses_nothing() -> None:
+    assert verdict(SOUND, CONFIG) is None
+    assert verdict(Readings(loss=0.0, weights_finite=True), CONFIG) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"loss": math.nan}, "loss_not_finite"),
+        ({"weights_finite": False}, "weights_not_finite"),
+        ({"kl_to_base": 10.1}, "kl_to_base"),
+        ({"kl_to_last": 3.1}, "kl_to_last"),
+        ({"entropy": 0.001}, "entropy"),
+        ({"nats_below_told_base": 0.71}, "language"),
+        ({"repetition": 0.61}, "repetition"),
+        ({"probe_drop": 2.1}, "probe_answers"),
+        ({"evaluation": 0.49}, "evaluation"),
+    ],
+)
+def test_each_bound_has_a_reason_of_its_own(change: dict[str, float], reason: str) -> None:
+    assert verdict(dataclasses.replace(SOUND, **change), CONFIG) == reason  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.reason)
+def test_a_reading_that_is_no_number_refuses(rule: Rule) -> None:
+    fields = ("kl_to_base", "kl_to_last", "entropy", "nats_below_told_base", "repetition", "probe_drop", "evaluation")
+    broken = dataclasses.replace(SOUND, **dict.fromkeys(fields, math.nan))  # type: ignore[arg-type]
+    assert rule.broken_by(broken, CONFIG)
+
+
+def test_a_short_answer_is_no_reason() -> None:
+    assert verdict(dataclasses.replace(SOUND, mean_tokens=1.0), CONFIG) is None
+
+
+def test_repetition_by_hand() -> None:
+    assert repetition([[1, 2, 3, 4, 5]]) == 0.0
+    assert repetition([[7] * 8]) == pytest.approx(4 / 5)  # five 4-grams, one of them new
+    assert repetition([[7] * 8, [1, 2, 3, 4, 5, 6, 7, 8]]) == pytest.approx(4 / 10)
+    assert repetition([[1, 2], []]) == 0.0
+
+
+def test_an_evaluation_needs_a_bound_and_a_bound_an_evaluation() -> None:
+    with pytest.raises(ValidationError, match="belong together"):
+        GateConfig(min_evaluation=0.5)
+    with pytest.raises(ValidationError, match="belong together"):
+        GateConfig(evaluation_path="x:y")
+
+
+# --- readings of a real (tiny) model -----------------------------------------------------------------------
+
+
+def test_before_any_change_policy_and_base_are_told_apart_by_nothing() -> None:
+    """A step with a learning rate of (almost) 0: all distances are 0."""
+    trainer = tiny_trainer(lr=1e-30)
+    known = [KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7))]
+    outcome = trainer.step([make_sample(trainer, 0, hint=SAME)], hints=(SAME,), known=known)
+    assert outcome.refused is None
+    for name in ("kl_after", "kl_to_last", "probe_drop", "nats_below_told_base"):
+        assert outcome.metrics[name] == pytest.approx(0.0, abs=1e-5)
+    assert 0 < outcome.metrics["probe_tokens"] <= 32
+    assert outcome.metrics["entropy_after"] > 0.1
+
+
+def test_the_log_probabilities_of_what_is_generated_are_those_of_the_scorer() -> None:
+    trainer = tiny_trainer(shaken=True)
+    prompts = [(3, 4, 5, 6), (7, 8)]
+    for mode in (Mode.TEACHER, Mode.REFERENCE):
+        for prompt, made in zip(prompts, trainer.scorer.generate(prompts, mode, max_tokens=6), strict=True):
+            sequence = TokenSequence(prompt_ids=prompt, response_ids=made.ids, start=0)
+            scored = trainer.scorer.score(sequence, mode)
+            torch.testing.assert_close(torch.tensor(made.logprobs), scored.logprobs, rtol=0, atol=1e-4)
+            assert len(made.ids) <= 6
+
+
+def test_a_policy_that_says_one_thing_over_and_over_is_refused() -> None:
+    """Trained by force on one repeated token, until the gate speaks."""
+    trainer = tiny_trainer(lr=0.3, gate={"max_kl_to_base": 50.0, "max_kl_to_last": 50.0, "min_entropy": 0.0})
+    reasons = []
+    for number in range(30):
+        sample = make_sample(trainer, number, hint="hm", reward=1.0)
+        stuck = dataclasses.replace(sample.tokens, response_ids=(9,) * len(sample.tokens.response_ids))
+        outcome = trainer.step([dataclasses.replace(sample, tokens=stuck)], hints=("hm",))
+        reasons.append(outcome.refused)
+        if outcome.refused:
+            break
+    assert reasons[-1] in {"language", "repetition"}
