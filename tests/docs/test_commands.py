@@ -114,7 +114,7 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl status --watch": Watch(prints="in service"),
     "curl -N http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' "
     '-d \'{"model": "policy", "stream": true, "messages": [{"role": "user", "content": "What is a tide?"}]}\'': Curl(
-        prints=("data: ", '"role": "assistant"', "data: [DONE]")
+        prints=("data: ", '"role":"assistant"', "data: [DONE]")
     ),
     "openclaw-rl up recipes/combine.toml --model-path ~/models/my-model --run-dir my-run": dry(
         "openclaw-rl up recipes/combine.toml --model-path ~/models/my-model --run-dir my-run",
@@ -138,6 +138,8 @@ COMMANDS: dict[str, Entry] = {
         where="tests/test_cli.py", says="\ndef test_dry_run"
     ),
     "make bench": make("bench", "python -m benchmarks"),
+    # Benchmarks
+    'make bench ARGS="gateway --json"': make('bench ARGS="gateway --json"', "python -m benchmarks gateway --json"),
     'make test-fast ARGS="tests/training -x"': make(
         'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'
     ),

@@ -109,7 +109,7 @@ def test_committed_before_the_client_sees_the_end(shared: Gateway) -> None:
         for line in response.iter_lines():
             if line.startswith("data: "):
                 seen.append((line, shared.store.turns.get(turn_id) is not None))
-    finish = next(index for index, (line, _) in enumerate(seen) if '"finish_reason": "stop"' in line)
+    finish = next(index for index, (line, _) in enumerate(seen) if '"finish_reason":"stop"' in line)
     assert seen[-1] == ("data: [DONE]", True)
     assert seen[finish][1]
 

@@ -8,10 +8,10 @@ caller goes on, only once it is committed.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,13 +46,13 @@ class _Outcome:
 
 
 class Writer:
-    """Runs jobs against the store, on one thread."""
+    """Runs jobs against the store, on one thread, which the first of them starts."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
-        self._lock = threading.Lock()
-        self._waiting: deque[_Job] = deque()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
 
     async def run(self, work: Callable[[], T]) -> T:
         """Run `work` in a transaction; its result, once that is committed. It may run twice: see `_together`.
@@ -60,24 +60,41 @@ class Writer:
         Raises:
             Exception: what `work` raised, or what kept the transaction from being committed.
         """
-        loop = asyncio.get_running_loop()
-        done: asyncio.Future[T] = loop.create_future()
-        with self._lock:
-            self._waiting.append(_Job(work=work, done=done))
-        self._executor.submit(self._write_waiting, loop)
+        if self._closed:
+            raise RuntimeError("the writer is closed")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
+            self._thread.start()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put(_Job(work=work, done=done))
         return await done
 
     async def close(self) -> None:
         """Write what waits, then stop."""
-        await asyncio.to_thread(self._executor.shutdown, wait=True)
+        self._closed = True
+        if self._thread is not None:
+            self._jobs.put(None)
+            await asyncio.to_thread(self._thread.join)
 
-    def _write_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write all that waits; nothing does where an earlier call has taken this one's job along."""
-        with self._lock:
-            jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER))]
-        if jobs:
+    def _write(self) -> None:
+        while jobs := self._waiting():
             outcomes = self._together(jobs)
-            loop.call_soon_threadsafe(_deliver, outcomes)
+            loop = jobs[0].done.get_loop()
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(_deliver, outcomes)
+
+    def _waiting(self) -> list[_Job]:
+        """Wait for a job; it, and those that wait behind it. None at all once the writer is closed."""
+        jobs: list[_Job] = []
+        job = self._jobs.get()
+        while job is not None:
+            jobs.append(job)
+            if len(jobs) == MOST_TOGETHER or self._jobs.empty():
+                return jobs
+            job = self._jobs.get()
+        if jobs:
+            self._jobs.put(None)  # for the next round
+        return jobs
 
     def _together(self, jobs: Sequence[_Job]) -> list[_Outcome]:
         """All jobs in one transaction. Where one fails, nothing is written, and each gets a transaction to itself.
