@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import secrets
 import statistics
 import subprocess
 import sys
@@ -29,6 +30,7 @@ from benchmarks.gateway_processes import Contender
 
 SHARE_OF_SLOWEST = 0.2
 TOKEN_PAUSE_S = 0.002
+KEY = f"sk-{secrets.token_hex(16)}"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,19 +54,19 @@ def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
         stack.enter_context(processes.running(engine, directory))
         contenders = [
             processes.passthrough(engine.port),
-            *_litellm(engine.port, directory, leave_out=arguments.no_litellm),
+            *_litellm(engine.port, directory, KEY, leave_out=arguments.no_litellm),
             processes.gateway(engine.port, directory),
         ]
         pids = {one.name: stack.enter_context(processes.running(one, directory)).pid for one in contenders}
         return _measure([engine, *contenders], pids, arguments)
 
 
-def _litellm(engine_port: int, directory: Path, *, leave_out: bool) -> list[Contender]:
+def _litellm(engine_port: int, directory: Path, key: str, *, leave_out: bool) -> list[Contender]:
     """LiteLLM's proxy, or none where it cannot be had: then the others are measured all the same."""
     if leave_out:
         return []
     try:
-        return [processes.litellm(engine_port, directory)]
+        return [processes.litellm(engine_port, directory, key)]
     except processes.NotInstalled as error:
         print(f"LiteLLM cannot be installed, so its figure is null: {error}", file=sys.stderr)
         return []
@@ -145,6 +147,7 @@ def _plan(
 ) -> Plan:
     return Plan(
         port=contender.port,
+        key=KEY,
         seconds=arguments.seconds if seconds is None else seconds,
         clients=arguments.clients,
         system_characters=arguments.system_characters,

@@ -24,7 +24,7 @@ import uvloop
 ANSWER_TIMEOUT_S = 60.0
 _HEAD = (
     "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1:{port}\r\ncontent-type: application/json\r\n"
-    "authorization: Bearer none\r\ncontent-length: {length}\r\n\r\n"
+    "authorization: Bearer {key}\r\ncontent-length: {length}\r\n\r\n"
 )
 
 
@@ -33,6 +33,7 @@ class Plan:
     """What to ask of whom. `rate`: streamed answers at so many requests a second; None: whole ones, back to back."""
 
     port: int
+    key: str
     seconds: float
     clients: int
     system_characters: int
@@ -142,7 +143,7 @@ class Client:
         self._messages.append(_message("user", question))
         fields = f'"model": "policy", "max_tokens": 64, "stream": {json.dumps(stream)}'
         body = f'{{{fields}, "messages": [{", ".join(self._messages)}]}}'.encode()
-        return _HEAD.format(port=self._plan.port, length=len(body)).encode() + body
+        return _HEAD.format(port=self._plan.port, key=self._plan.key, length=len(body)).encode() + body
 
     def _take(self, answer: str) -> None:
         if not answer:

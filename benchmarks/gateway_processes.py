@@ -64,8 +64,10 @@ def passthrough(engine_port: int) -> Contender:
     return Contender(name="passthrough", port=port, command=command)
 
 
-def litellm(engine_port: int, directory: Path) -> Contender:
+def litellm(engine_port: int, directory: Path, key: str) -> Contender:
     """LiteLLM's proxy as its documentation starts it: one worker, no database, in an environment of its own.
+
+    It does not start without a key, so the clients send one to everybody.
 
     Raises:
         NotInstalled: it is not there, and cannot be fetched.
@@ -78,7 +80,8 @@ def litellm(engine_port: int, directory: Path) -> Contender:
     }
     models = [{"model_name": "policy", "litellm_params": parameters}]
     config = directory / "litellm.yaml"
-    config.write_text(json.dumps({"model_list": models, "litellm_settings": {"telemetry": False}}))  # JSON is YAML
+    settings = {"litellm_settings": {"telemetry": False}, "general_settings": {"master_key": key}}
+    config.write_text(json.dumps({"model_list": models, **settings}))  # JSON is YAML
     port = free_port()
     return Contender(
         name="litellm",

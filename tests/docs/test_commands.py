@@ -231,6 +231,8 @@ COMMANDS: dict[str, Entry] = {
     'make crash-test ARGS="--kills 12 --seed 1"': make(
         'crash-test ARGS="--kills 12 --seed 1"', "python -m benchmarks.crash --kills 12 --seed 1"
     ),
+    # Benchmarks
+    'make bench ARGS="gateway --json"': make('bench ARGS="gateway --json"', "python -m benchmarks gateway --json"),
     'make test-fast ARGS="tests/training -x"': make(
         'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'
     ),

@@ -18,6 +18,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded import server
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import (
+    ChatEvent,
     EngineError,
     EngineOverloaded,
     EngineUnavailable,
@@ -147,6 +148,11 @@ def test_nobody_there_is_unavailable() -> None:
     asyncio.run(main())
 
 
+async def into(seen: list[ChatEvent], events: AsyncIterator[ChatEvent]) -> None:
+    async for event in events:
+        seen.append(event)
+
+
 @asynccontextmanager
 async def scripted(*script: dict[str, Any]) -> AsyncIterator[EmbeddedEngine]:
     with engine_server(ScriptedEngine(script)) as url:
@@ -192,16 +198,18 @@ def test_a_script_can_misbehave() -> None:
             events = [event async for event in engine.chat(request("none"))]
             assert isinstance(events[0], PromptRead)
             drawn = [event for event in events if isinstance(event, TokensDrawn)]
-            assert [event.logprobs for event in drawn] == [(None,)] * 3
+            assert [logprob for event in drawn for logprob in event.logprobs] == [None] * 3
             assert all(math.isnan(logprob) for logprob in (await ask(engine, request("nan"))).logprobs)
             wrong = await ask(engine, request("count"))
             assert wrong.finished.completion_tokens == len(wrong.ids) + 2
             with pytest.raises(EngineOverloaded):
                 await ask(engine, request("busy"))
             broken = engine.chat(request("break"))
-            seen = [await anext(broken) for _ in range(3)]
+            seen: list[ChatEvent] = []
             with pytest.raises(EngineError):
-                await anext(broken)
+                await into(seen, broken)
+            drawn = [event for event in seen if isinstance(event, TokensDrawn)]
+            assert "".join(event.text for event in drawn) == "ab"
             assert not any(isinstance(event, Finished) for event in seen)
 
     asyncio.run(main())

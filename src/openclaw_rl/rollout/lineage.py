@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any, Protocol
 
 from openclaw_rl.types import Message
@@ -23,9 +24,6 @@ from openclaw_rl.types import Message
 _THINK_OPEN, _THINK_CLOSE = "<think>", "</think>"
 _NOT_ALPHANUMERIC = re.compile(r"[^0-9A-Za-z]+")
 _DIGEST_BYTES = 24
-_COMPACT = json.JSONEncoder(
-    separators=(",", ":"), check_circular=False
-)  # made once: making it costs as much as using it
 
 
 class Candidate(Protocol):
@@ -140,13 +138,13 @@ def canonical_message(message: Message) -> bytes:
     text = message_text(message)
     if role == "assistant":
         text = strip_thinking(text)
-    form: list[Any] = [role, text.rstrip()]
     calls: Sequence[Mapping[str, Any]] = message.get("tool_calls") or ()
     answered = message.get("tool_call_id")
-    if calls or answered is not None:
-        form.append([_canonical_call(call) for call in calls])
-        form.append(None if answered is None else canonical_id(answered))
-    return _COMPACT.encode(form).encode("ascii") + b"\n"
+    if not calls and answered is None:  # nearly always: what the encoder below would write, in a fifth of its time
+        return f"[{_quoted(role)},{_quoted(text.rstrip())}]\n".encode("ascii")
+    form = [role, text.rstrip(), [_canonical_call(call) for call in calls]]
+    form.append(None if answered is None else canonical_id(answered))
+    return json.dumps(form, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def _canonical_call(call: Mapping[str, Any]) -> list[str]:

@@ -13,7 +13,6 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, select, update
 
 from openclaw_rl import fast_json
-from openclaw_rl.store.codec import pack_ids
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.lineage import add_signal
@@ -84,7 +83,7 @@ def _exclude_undelivered(connection: Connection, turn_id: str) -> None:
         move_turn(connection, turn_id, TurnState.EXCLUDED, reason=ExclusionReason.NOT_DELIVERED)
 
 
-def _chain_values(connection: Connection, turn: Turn) -> dict[str, Any]:
+def _chain_values(connection: Connection, turn: Turn, own_prompt: bytes) -> dict[str, Any]:
     """Whether the prompt is the parent's prompt and response and more, token by token; counted either way.
 
     Where it is, the two turns can be read as one sequence. Where it is not (a template that drops the thinking of
@@ -95,7 +94,7 @@ def _chain_values(connection: Connection, turn: Turn) -> dict[str, Any]:
     if parent is None:
         return {"chain_id": turn.turn_id, "extends_parent": None}
     chain_id, prompt_ids, response_ids = parent
-    extends = pack_ids(turn.tokens.prompt_ids).startswith(prompt_ids + response_ids)
+    extends = own_prompt.startswith(prompt_ids + response_ids)
     count(connection, "prompts_extending_parent" if extends else "prompts_breaking_chain")
     return {"chain_id": chain_id if extends else turn.turn_id, "extends_parent": extends}
 
@@ -142,8 +141,9 @@ class ServedTurns:
             repeated = _REPEATED.run(connection, turn_id=turn.turn_id).fetchone() is not None
             if repeated and turn.state is TurnState.SERVED:
                 turn = replace(turn, state=TurnState.EXCLUDED, reason=ExclusionReason.NOT_DELIVERED)
-            chain = _chain_values(connection, turn)
-            _ADD_TURN.run(connection, **_as_json(turn_values(turn, context_hash), _TURN_JSON), **chain)
+            values = turn_values(turn, context_hash)
+            chain = _chain_values(connection, turn, values["prompt_ids"])
+            _ADD_TURN.run(connection, **_as_json(values, _TURN_JSON), **chain)
             _SERVED.run(connection, id=turn.turn_id)
             session_id, now = turn.request.session_id, turn.served_at
             if turn.request.session_done:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -13,9 +15,15 @@ import uvloop
 from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import Engine
-from openclaw_rl.serving.gateway.app import create_app
+from openclaw_rl.serving.gateway.app import ChatFirst, create_app
 from openclaw_rl.serving.gateway.guard import PATIENCE_S
 from openclaw_rl.store import Store
+
+logger = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0005
+"""The writing thread gives the interpreter up at each statement, the event loop at each system call; whoever wants it
+back waits so long for the other. Python's own 5 ms would be more than all else that a request costs."""
 
 _STOP_POLL_S = 0.1
 _SHARE_OF_SHUTDOWN = 0.6  # of supervisor.shutdown_timeout_s, so that closing has time left
@@ -32,6 +40,7 @@ class GatewayServer(uvicorn.Server):
 
 def run(config: Config, stop: threading.Event) -> None:
     """Serve until `stop` is set; answers that are being given then may end, within the shutdown time."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(config, stop))
 
@@ -54,7 +63,7 @@ async def serve(config: Config, store: Store, engine: Engine, stop: threading.Ev
     """
     server = GatewayServer(
         uvicorn.Config(
-            create_app(config, store, engine),
+            ChatFirst(create_app(config, store, engine)),
             host=config.serving.host,
             port=config.serving.port,
             loop="uvloop",

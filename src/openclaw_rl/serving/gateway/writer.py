@@ -8,11 +8,11 @@ goes on, only once it is committed. A caller may give its job up at any moment: 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +30,17 @@ class Job:
     """One call, and which came first: its end, or its caller's giving up."""
 
     def __init__(
-        self, work: Callable[[], Any], late: Callable[[Exception | None], None] | None, done: asyncio.Future[Any]
+        self,
+        work: Callable[[], Any],
+        late: Callable[[Exception | None], None] | None,
+        done: asyncio.Future[Any],
+        *,
+        alone: bool = False,
     ) -> None:
+        """`alone`: in no transaction."""
         self.work = work
         self.done = done
+        self.alone = alone
         self._late = late
         self._lock = threading.Lock()
         self._begun = self._ended = self._given_up = False
@@ -78,7 +85,7 @@ class _Outcome:
 
 
 class Writer:
-    """Runs jobs against the store, on one thread.
+    """Runs jobs against the store, on one thread, which the first of them starts.
 
     `refusal` says, before each transaction, why nothing may be asked of the store now; `translated` makes of an error
     what the callers are to get.
@@ -94,9 +101,10 @@ class Writer:
         self._store = store
         self._refusal = refusal
         self._translated = translated
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="recorder")
-        self._lock = threading.Lock()
-        self._waiting: deque[Job] = deque()
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._held: list[Job | None] = []
+        self._thread: threading.Thread | None = None
+        self._closed = False
         self.moved_at = 0.0
         """When a job or a transaction last ended, by the monotonic clock."""
 
@@ -106,31 +114,55 @@ class Writer:
         It may run twice: see `_together`. `late` is called on the writing thread where the job ends, with that error
         or well, after it was given up.
         """
-        loop = asyncio.get_running_loop()
-        job = Job(work, late, loop.create_future())
-        with self._lock:
-            self._waiting.append(job)
-        self._executor.submit(self._write_waiting, loop)
+        job = Job(work, late, asyncio.get_running_loop().create_future())
+        self._put(job)
         return job
 
     async def alone(self, work: Callable[[], None]) -> None:
         """Run `work` on the writing thread, in no transaction; a caller that is cancelled does not take it along."""
-        await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._executor, work))
+        job = Job(work, None, asyncio.get_running_loop().create_future(), alone=True)
+        self._put(job)
+        await asyncio.shield(job.done)
 
     async def close(self) -> None:
         """Write what waits, then stop."""
-        await asyncio.to_thread(self._executor.shutdown, wait=True)
+        self._closed = True
+        if self._thread is not None:
+            self._queue.put(None)
+            await asyncio.to_thread(self._thread.join)
 
-    def _write_waiting(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Write all that waits; nothing does where an earlier call has taken this one's job along."""
-        with self._lock:
-            jobs = [self._waiting.popleft() for _ in range(min(len(self._waiting), MOST_TOGETHER))]
-        if jobs:
-            outcomes = self._together(jobs)
+    def _put(self, job: Job) -> None:
+        if self._closed:
+            raise RuntimeError("the writer is closed")
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write, name="recorder", daemon=True)
+            self._thread.start()
+        self._queue.put(job)
+
+    # --- on the writing thread -----------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        while jobs := self._waiting():
+            outcomes = [_alone(jobs[0])] if jobs[0].alone else self._together(jobs)
             for outcome in outcomes:
                 outcome.job.end(outcome.error)
             self.moved_at = time.monotonic()
-            loop.call_soon_threadsafe(_deliver, outcomes)
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                jobs[0].done.get_loop().call_soon_threadsafe(_deliver, outcomes)
+
+    def _waiting(self) -> list[Job]:
+        """Wait for a job; it, and those behind it that share its transaction. None at all once all is written."""
+        first = self._held.pop() if self._held else self._queue.get()
+        if first is None:
+            return []
+        jobs = [first]
+        while not first.alone and len(jobs) < MOST_TOGETHER and not self._queue.empty():
+            job = self._queue.get()
+            if job is None or job.alone:
+                self._held.append(job)  # for the next round
+                break
+            jobs.append(job)
+        return jobs
 
     def _together(self, jobs: Sequence[Job]) -> list[_Outcome]:
         """All jobs in one transaction. Where one fails, nothing is written, and each gets a transaction to itself.
@@ -156,6 +188,13 @@ class Writer:
                 return [_Outcome(job=job, error=told) for job in jobs]
             return [outcome for job in jobs for outcome in self._together([job])]
         return outcomes
+
+
+def _alone(job: Job) -> _Outcome:
+    try:
+        return _Outcome(job=job, value=job.work())
+    except Exception as error:  # noqa: BLE001 - handed to the caller, who knows what it may be
+        return _Outcome(job=job, error=error)
 
 
 def _deliver(outcomes: Sequence[_Outcome]) -> None:

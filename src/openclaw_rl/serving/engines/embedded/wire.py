@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from openclaw_rl import fast_json
@@ -104,6 +104,18 @@ def parse_object(data: bytes) -> Json:
     return body
 
 
+def _objects(lines: Sequence[bytes]) -> Iterable[Json]:
+    """The objects in these lines, read as one array; where that fails, line by line, up to the one at fault."""
+    if len(lines) > 1:
+        try:
+            bodies: list[Any] = fast_json.loads(b"[" + b",".join(lines) + b"]")
+        except ValueError:
+            return map(parse_object, lines)
+        if len(bodies) == len(lines) and all(isinstance(body, dict) for body in bodies):
+            return bodies
+    return map(parse_object, lines)
+
+
 def events_from_lines(lines: Sequence[bytes]) -> Iterator[ChatEvent]:
     """The events in lines that arrived together. Tokens that did are one event: nobody could have seen them apart.
 
@@ -111,7 +123,7 @@ def events_from_lines(lines: Sequence[bytes]) -> Iterator[ChatEvent]:
         EngineError: a line carries an error, or is none that we know; after the events before it.
     """
     drawn: list[Json] = []
-    for body in map(parse_object, lines):
+    for body in _objects(lines):
         if body.get("event") == "tokens_drawn":
             drawn.append(body)
             continue
