@@ -140,6 +140,7 @@ class SampleStore:
                     metrics=dict(record.metrics),
                     checkpoint=record.checkpoint,
                     seconds=record.seconds,
+                    teacher=dict(record.teacher),
                     created_at=record.created_at,
                 )
             )
@@ -164,7 +165,10 @@ class SampleStore:
         """Every committed step, the first first."""
         with self._database.read() as connection:
             rows = connection.execute(steps.select().order_by(steps.c.step)).mappings()
-            return [StepRecord(**{**row, "sample_ids": tuple(row["sample_ids"])}) for row in rows]
+            return [
+                StepRecord(**{**row, "sample_ids": tuple(row["sample_ids"]), "teacher": row["teacher"] or {}})
+                for row in rows
+            ]
 
     def trained_rewards(self) -> list[tuple[float, float]]:
         """(created_at, reward) of every sample with a reward, the oldest first."""
@@ -183,6 +187,7 @@ def _insert(connection: Connection, sample: Sample) -> None:
             state_since=time.time(),
             reward=sample.reward,
             hint=sample.hint,
+            alternatives=list(sample.alternatives),
             retry_prompt_turn_id=None if sample.retry is None else sample.retry.prompt_turn_id,
             version=sample.version,
             created_at=sample.created_at,
@@ -223,6 +228,7 @@ def _sample_from(connection: Connection, row: RowMapping) -> Sample:
         finish_reason=FinishReason(row[turns.c.finish_reason]),
         reward=row[samples.c.reward],
         hint=row[samples.c.hint],
+        alternatives=tuple(row[samples.c.alternatives] or ()),
         retry=_retry(connection, row, tokens),
         reconstructed=row[turns.c.reconstructed],
         origin=origin_of(connection, row[samples.c.turn_id]),
