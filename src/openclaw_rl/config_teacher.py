@@ -16,8 +16,8 @@ class TeacherConfig(Section):
     """Who scores the answer under the hint: what the student is distilled from."""
 
     kind: Literal["live", "frozen", "average", "model"] = "live"
-    """`live`: the policy itself, as it is before each step. `frozen`: one version for good. `average`: a moving average
-    of the policy's adapters. `model`: another model with the same vocabulary, held in memory beside the policy."""
+    """`live`: the policy itself, as it is before each step. `frozen`: one version for good. `average`: a moving
+    average of the policy's adapters. `model`: another model with the same vocabulary, kept in memory beside it."""
     version: Annotated[int, Field(ge=0)] | None = None
     """kind = frozen: which version; 0 is the base, which is also what is meant where none is named."""
     decay: Decay | None = None

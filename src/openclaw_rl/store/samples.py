@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,6 +156,8 @@ class SampleStore:
                 )
             )
             count(connection, "steps")
+            for reason, number in Counter(record.teacher.get("excluded", {}).values()).items():
+                count(connection, f"hints_excluded_{reason}", number)
 
     def reject(self, turn_ids: Sequence[str], *, reason: str) -> None:
         """The gate refused the step: its samples are spent, and the reason is counted."""

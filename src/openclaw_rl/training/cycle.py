@@ -26,6 +26,7 @@ from openclaw_rl.training.checkpoint import (
 )
 from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.recovery import fall_back, newest_intact
+from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.types import LoopName, PolicyVersion, Sample, StepRecord, VersionState
 
@@ -165,7 +166,9 @@ class TrainingLoop:
         if intact.damaged:
             fall_back(self._store, intact)
         state = self._fresh if intact.state is None else intact.state
-        self._trainer.restore(dataclasses.replace(state, step=steps[-1].step if steps else 0))
+        self._trainer.restore(
+            dataclasses.replace(state, step=steps[-1].step if steps else 0), weights_version=intact.version
+        )
 
     def _expire_stale(self) -> None:
         oldest = self._trainer.step_number - self._config.training.max_staleness
@@ -217,6 +220,7 @@ class TrainingLoop:
             metrics=outcome.metrics,
             checkpoint=str(checkpoint),
             seconds=outcome.seconds,
+            teacher=outcome.teacher,
             created_at=now,
         )
         version = PolicyVersion(
@@ -232,4 +236,6 @@ class TrainingLoop:
     def _prune(self) -> None:
         needed = {VersionState.SERVING, VersionState.CANDIDATE}
         in_use = {version.step for version in self._store.versions.all() if version.state in needed}
+        frozen = frozen_version(self._config.training.teacher)
+        in_use |= set() if frozen is None else {frozen}
         prune_checkpoints(self._config.checkpoints_dir, keep=self._config.training.keep_checkpoints, in_use=in_use)
