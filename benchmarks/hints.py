@@ -43,7 +43,7 @@ STYLES = (
             "What is a tide?": (
                 "A tide is the slow rise and fall of the sea.",
                 "Tides are a fascinating natural phenomenon. They are caused by the gravitational pull of the moon "
-                "and the sun on the Earth's oceans. There are several types of tides:\n\n1. Spring tides\n2. Neap tides",
+                "and the sun on the Earth's oceans. There are several types:\n\n1. Spring tides\n2. Neap tides",
             ),
             "Why do leaves change colour in autumn?": (
                 "Leaves lose their green and show the colours beneath it.",
