@@ -23,7 +23,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, module in {"gateway": gateway, "hints": hints, "memory": memory, "serving": serving}.items():
         added = benchmarks.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])
         module.add_arguments(added)
-        added.add_argument("--json", action="store_true", help="figures as JSON, also where there is a table")
         added.set_defaults(run=module.run, table=getattr(module, "table", None))
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0].startswith("--"):

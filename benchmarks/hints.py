@@ -121,6 +121,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
     parser.add_argument("--model-path", default=ModelConfig().path)
     parser.add_argument("--placement", choices=("user", "system"), default="user", help="where the hint is put in")
+    parser.add_argument("--json", action="store_true", help="figures instead of the table")
 
 
 def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
