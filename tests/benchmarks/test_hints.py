@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from benchmarks.__main__ import main
 from benchmarks.hints import STYLES
+
 from openclaw_rl.testing.tiny_model import build_tiny_model
 
 
