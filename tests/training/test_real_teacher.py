@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks import hints as benchmark
 
+from benchmarks import hints as benchmark
 from openclaw_rl.config import Config
 from openclaw_rl.models import load_tokenizer, resolve_model
 from openclaw_rl.serving.engines.rendering import Renderer

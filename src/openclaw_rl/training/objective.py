@@ -153,7 +153,9 @@ def token_advantages(
         teacher = torch.full_like(piece.sampled, float("nan"))
         hinted = context.batch.hint_mask[flat].nonzero().squeeze(-1)
         if hinted.numel():
-            told = (context.teacher_distribution or distribution)(context.teacher[flat[hinted]], piece.temperature[hinted])
+            told = (context.teacher_distribution or distribution)(
+                context.teacher[flat[hinted]], piece.temperature[hinted]
+            )
             teacher[hinted] = chosen_logprobs(told, piece.targets[hinted], piece.kept[hinted])
         return (
             piece.sampled,
