@@ -1,4 +1,4 @@
-"""`make bench`: run the benchmarks and print their figures as JSON, with the date and the machine.
+"""`make bench`: run the benchmarks and print their figures: JSON with the date and the machine, or a table.
 
 make bench ARGS="serving --parallel 4"
 """
@@ -13,17 +13,17 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from benchmarks import gateway, memory, serving
+from benchmarks import gateway, hints, memory, serving
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark that is named, `serving` without a name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     benchmarks = parser.add_subparsers(dest="benchmark")
-    for name, module in {"gateway": gateway, "memory": memory, "serving": serving}.items():
+    for name, module in {"gateway": gateway, "hints": hints, "memory": memory, "serving": serving}.items():
         added = benchmarks.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])
         module.add_arguments(added)
-        added.set_defaults(run=module.run)
+        added.set_defaults(run=module.run, table=getattr(module, "table", None))
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0].startswith("--"):
         arguments.insert(0, "serving")
@@ -35,7 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         "python": platform.python_version(),
         **parsed.run(parsed),
     }
-    print(json.dumps(figures, indent=2))
+    if parsed.table is not None and not parsed.json:
+        print(parsed.table(figures))
+    else:
+        print(json.dumps(figures, indent=2))
     return 0
 
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, Field, SecretStr, model_validator
 
 from openclaw_rl.config_base import Count, Decay, Fraction, Positive, Section
 from openclaw_rl.config_gate import GateConfig as GateConfig
+from openclaw_rl.config_teacher import TeacherConfig as TeacherConfig
 from openclaw_rl.config_training import LossConfig as LossConfig
 from openclaw_rl.config_window import WindowConfig
 from openclaw_rl.types import Method
@@ -205,6 +206,9 @@ class JudgeConfig(Section):
     vote_threshold: Fraction = 0.5
     """The share of valid votes that a score needs to exceed (`--majority-vote-threshold`)."""
     min_valid_votes: Count = 1
+    hint_selection: Literal["longest", "overlap"] | None = None
+    """Which of several hint candidates is taken: the longest, or the one under which the teacher's likeliest tokens
+    overlap the student's most. Unset: `overlap` with training.loss.opd_top_k above 0, else `longest`."""
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.6
     max_tokens: Count = 512
     timeout_s: Positive = 60.0
@@ -247,6 +251,7 @@ class TrainingConfig(Section):
     loss: LossConfig = LossConfig()
     custom_loss_function_path: str | None = None
     """`module:attribute` or `file.py:attribute`: a function `compute_loss` that takes the place of the whole loss."""
+    teacher: TeacherConfig = TeacherConfig()
     gate: GateConfig = GateConfig()
     window: WindowConfig = WindowConfig()
     lr: Positive = 3e-4
@@ -348,7 +353,14 @@ class Config(Section):
             raise ValueError("rollout.accepted_retry needs training.loss.w_retry above 0")
         if loss.normalise == "batch" and self.rollout.batch_size < 2:
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
+        if self.judge.hint_selection == "overlap" and not loss.opd_top_k:
+            raise ValueError("judge.hint_selection = overlap needs training.loss.opd_top_k above 0")
         return self
+
+    @property
+    def overlap_top_k(self) -> int:
+        """How many likeliest tokens are compared to choose among hint candidates; 0: the longest is taken."""
+        return 0 if self.judge.hint_selection == "longest" else self.training.loss.opd_top_k
 
     @property
     def store_path(self) -> Path:

@@ -185,6 +185,18 @@ class LoopName(StrEnum):
 # --- carriers ----------------------------------------------------------------------------------------------
 
 
+def check_hints(hint: str | None, alternatives: tuple[str, ...]) -> None:
+    """Hint candidates are texts, and there are none beside a hint that is missing.
+
+    Raises:
+        ValueError: if that is not so.
+    """
+    if alternatives and hint is None:
+        raise ValueError("there are alternatives to a hint only where there is a hint")
+    if not all(candidate.strip() for candidate in (*(() if hint is None else (hint,)), *alternatives)):
+        raise ValueError("a hint is text, or None")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How the tokens of a turn were drawn."""
@@ -340,13 +352,17 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What a judge made of a turn and its next state. `score` in [-1, 1] exactly when the outcome is SCORED."""
+    """What a judge made of a turn and its next state. `score` in [-1, 1] exactly when the outcome is SCORED.
+
+    `hint` is the longest of the candidates that were accepted, `alternatives` are the others.
+    """
 
     turn_id: str
     kind: str
     outcome: JudgementOutcome
     score: float | None
     hint: str | None
+    alternatives: tuple[str, ...] = ()
     prompt_version: str
     latency_s: float
     details: Mapping[str, Any] = field(default_factory=dict)
@@ -357,8 +373,12 @@ class Judgement:
             raise ValueError(f"a score goes with outcome scored only, got {self.outcome}, {self.score}")
         if self.score is not None and not -1.0 <= self.score <= 1.0:
             raise ValueError(f"a score lies between -1 and 1, got {self.score}")
-        if self.hint is not None and not self.hint.strip():
-            raise ValueError("a hint is text, or None")
+        check_hints(self.hint, self.alternatives)
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """All candidates; none without a hint."""
+        return () if self.hint is None else (self.hint, *self.alternatives)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -422,6 +442,7 @@ class Sample:
     """A turn with a signal: what one training step consumes, once.
 
     At least one of `reward` (in [-1, 1]) and `hint` is present; each loss term exists only where its signal does.
+    `alternatives` are the other hint candidates that were accepted; the trainer may take one of them instead.
     `retry` says that this very response, an accepted second try, is also a demonstration for the first prompt.
     A `reconstructed` one (see `Turn`) has a hint and nothing else.
     `origin` is there in a sample that the store gives out.
@@ -436,6 +457,7 @@ class Sample:
     finish_reason: FinishReason
     reward: float | None
     hint: str | None
+    alternatives: tuple[str, ...] = ()
     retry: RetryDemonstration | None = None
     reconstructed: bool = False
     origin: Origin | None = None
@@ -446,6 +468,7 @@ class Sample:
             raise ValueError("a reconstructed sample is distilled from only: no reward, no retry")
         if self.reward is None and self.hint is None and self.retry is None:
             raise ValueError("a sample has a reward, a hint or a retry")
+        check_hints(self.hint, self.alternatives)
         if self.retry is not None and self.retry.turn_id != self.turn_id:
             raise ValueError("a retry rides on the sample of the turn that was accepted")
         reason = self.tokens.untrainable_reason(reconstructed=self.reconstructed)
@@ -453,6 +476,11 @@ class Sample:
             raise ValueError(f"these tokens cannot be trained: {reason}")
         if self.sampling.truncated and not self.reconstructed and not self.tokens.kept_sets_known:
             raise ValueError("tokens drawn from a part of the vocabulary need that part")
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """All hint candidates; none without a hint."""
+        return () if self.hint is None else (self.hint, *self.alternatives)
 
     @property
     def logprobs(self) -> tuple[float, ...]:
@@ -489,7 +517,11 @@ class PolicyVersion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepRecord:
-    """One committed optimiser step and the samples it consumed."""
+    """One committed optimiser step and the samples it consumed.
+
+    `teacher` says who read the hints and which candidate of each sample was taken (`training.teacher.TeacherRecord`);
+    empty where the step had no hint.
+    """
 
     step: int
     version: int
@@ -497,6 +529,7 @@ class StepRecord:
     metrics: Mapping[str, float]
     checkpoint: str
     seconds: float
+    teacher: Mapping[str, Any] = field(default_factory=dict)
     created_at: float
 
 

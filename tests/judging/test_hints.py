@@ -47,6 +47,34 @@ def test_without_a_user_message() -> None:
     assert insert_hint([other], "Be kind.") == (other, user(BLOCK.strip()))
 
 
+SYSTEM_NOTE = {"role": "system", "content": BLOCK.strip()}
+
+
+def test_as_a_system_note() -> None:
+    system = {"role": "developer", "content": "s"}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c1"}]}
+    noted = {"role": "developer", "content": "s" + BLOCK}
+    assert insert_hint([system, user("go"), call, tool("ok")], "Be kind.", "system") == (
+        noted,
+        user("go"),
+        call,
+        tool("ok"),
+    )
+    assert insert_hint([user("go"), call, tool("ok")], "Be kind.", "system") == (
+        SYSTEM_NOTE,
+        user("go"),
+        call,
+        tool("ok"),
+    )
+    assert insert_hint([], "Be kind.", "system") == (SYSTEM_NOTE,)
+
+
+def test_a_system_message_that_does_not_lead_is_left_alone() -> None:
+    later = [user("go"), {"role": "system", "content": "s"}]
+    assert insert_hint(later, "Be kind.", "system") == (SYSTEM_NOTE, *later)
+    assert insert_hint(later[1:] + later[:1], "Be kind.") == (later[1], user("go" + BLOCK))
+
+
 @pytest.mark.parametrize(
     ("words", "hint"),
     [

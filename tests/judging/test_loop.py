@@ -233,3 +233,12 @@ def test_a_judge_that_is_stopped_during_an_outage_ends(tmp_path: Path) -> None:
         work(store, config_of(tmp_path), ScriptedJudge(), lambda: time.monotonic() > begun + 0.5)
         assert time.monotonic() - begun < 5.0
     store.close()
+
+
+def test_a_hint_that_gives_the_answer_away_is_refused_and_counted(store: Store, tmp_path: Path) -> None:
+    to_judge(store, '[bad] hint: Write "a poem is a short text of words that are chosen for their sound".')
+    work(store, config_of(tmp_path), ScriptedJudge(), lambda: len(store.turns.judgements()) == 1)
+    (judgement,) = store.turns.judgements()
+    assert (judgement.score, judgement.hint) == (-1.0, None)
+    assert judgement.details["hints_refused"] == {"quotes_answer": 1}
+    assert store.status.counts().counters["hints_refused_quotes_answer"] == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from openclaw_rl.judging.votes import HINT_END, HINT_START, Vote, acceptable_hint, aggregate, defuse, parse_vote
+from openclaw_rl.judging.votes import HINT_END, HINT_START, Vote, aggregate, defuse, parse_vote
 from openclaw_rl.types import JudgementOutcome as Outcome
 
 HINT = f"{HINT_START}Use fewer words than before.{HINT_END}"
@@ -107,7 +107,7 @@ def test_threshold_and_minimum() -> None:
     assert count(1, 1, 0, -1, threshold=0.3) == (Outcome.SCORED, 1)
 
 
-def test_the_longest_acceptable_hint_of_the_winners() -> None:
+def test_the_candidates_are_the_well_formed_hints_of_the_winners() -> None:
     votes = [
         Vote(score=-1, hint="Use fewer words."),
         Vote(score=-1, hint="Use fewer words and no list."),
@@ -116,16 +116,11 @@ def test_the_longest_acceptable_hint_of_the_winners() -> None:
         Vote(score=None, problem="no_verdict"),
     ]
     tally = aggregate(votes, task="Explain tides.", threshold=0.5, min_valid=1)
-    assert (tally.score, tally.hint) == (-1, "Use fewer words and no list.")
+    assert tally.score == -1
+    assert tally.hints.accepted == ("Use fewer words and no list.", "Use fewer words.")
+    assert tally.hints.refused == {"too_long": 1}
     assert tally.counts == {-1: 3, 1: 1}
     assert tally.problems == {"no_verdict": 1}
-
-
-def test_hints_that_cannot_teach() -> None:
-    assert acceptable_hint("Name the sea as well.", task="Explain tides.")
-    assert not acceptable_hint("Explain the tides!", task="Explain tides.")
-    assert not acceptable_hint("Better.", task="Explain tides.")
-    assert not acceptable_hint(r"Answer with \boxed{1} always.", task="Explain tides.")
 
 
 def test_a_vote_has_a_score_or_a_problem() -> None:

@@ -272,3 +272,12 @@ def test_session_with_a_sample_keeps_no_other(store: Store, talk: Conversation, 
     store.sessions.end("k", "s", "ended_by_client")
     passes(store, config, 3)
     assert list(samples(store)) == [t1]
+
+
+def test_a_comment_that_gives_the_answer_away_is_no_hint(store: Store, talk: Conversation, config: Config) -> None:
+    talk.turn("t1")
+    rate(store, "t1", -1.0, 'Write: "A poem is a short text whose words are chosen for their sound and sense."')
+    passes(store, config)
+    sample = samples(store)["t1"]
+    assert (sample.reward, sample.hint) == (-1.0, None)
+    assert store.status.counts().counters["hints_refused_quotes_answer"] == 1

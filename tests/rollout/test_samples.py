@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -60,6 +61,14 @@ def test_dispatch(judged: tuple[JudgementOutcome, float | None, str | None], met
     assert (made.reward, made.hint) == expected
     assert (made.turn_id, made.tokens, made.messages) == (turn.turn_id, turn.tokens, turn.request.messages)
     assert (made.created_at, made.retry) == (5.0, None)
+
+
+@pytest.mark.parametrize("method", Method)
+def test_every_candidate_goes_with_the_sample(method: Method) -> None:
+    judgement = dataclasses.replace(make_judgement(score=-1.0, hint=HINT), alternatives=("Be brief.", "Shorter."))
+    made = build_sample(make_turn(), judgement, method, now=0.0)
+    assert isinstance(made, Sample)
+    assert made.hints == (() if method is Method.BINARY_RL else (HINT, "Be brief.", "Shorter."))
 
 
 def test_a_score_between_keeps_its_size() -> None:

@@ -40,9 +40,15 @@ def run_sql(path: Path, *statements: str) -> None:
 
 def before_revisions(path: Path, *statements: str) -> None:
     """A store with a turn in it, as it was before there were revisions, and before `statements` were undone."""
+    from alembic import command
+
     store = Store.open(path)
     Conversation(store).turn("t1")
     store.close()
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        command.downgrade(alembic_config(connection), FIRST)
+    engine.dispose()
     run_sql(path, "DROP TABLE alembic_version", *statements)
 
 

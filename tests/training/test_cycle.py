@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from openclaw_rl.config import Config, RolloutConfig
+from openclaw_rl.config import Config, RolloutConfig, TeacherConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import verify_manifest
 from openclaw_rl.store import Store
@@ -23,8 +23,8 @@ from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.cycle import TrainingLoop
 from openclaw_rl.training.gatekeeper import KnownAnswer
 from openclaw_rl.training.publish import PublishError, VersionRefused
-from openclaw_rl.training.trainer import Trainer
-from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
+from openclaw_rl.training.trainer import TeacherPrompt, Trainer
+from openclaw_rl.types import LoopName, PolicyVersion, Sample, SampleState, VersionState
 from tests.outages import Lock
 from tests.training.support import into_store, make_sample, tiny_config, tiny_model, tiny_trainer
 
@@ -69,12 +69,22 @@ def make_config(run_dir: Path, *, batch: int = 2, **training: Any) -> Config:
     return Config(run_dir=run_dir, rollout=rollout, training=tiny_config(**training))
 
 
-def make_loop(config: Config, store: Store, reporter: LoopReporter | None = None, fail: int = 0) -> TrainingLoop:
+def own_prompt(sample: Sample) -> tuple[int, ...]:
+    return sample.tokens.prompt_ids
+
+
+def make_loop(
+    config: Config,
+    store: Store,
+    reporter: LoopReporter | None = None,
+    fail: int = 0,
+    prompt: TeacherPrompt = own_prompt,
+) -> TrainingLoop:
     trainer = Trainer(
         config=config.training,
         model=tiny_model(),
         base_path="tiny",
-        teacher_prompt=lambda sample: sample.tokens.prompt_ids,
+        teacher_prompt=prompt,
     )
     return TrainingLoop(
         config=config,
@@ -465,3 +475,25 @@ def test_a_trainer_waits_for_a_record_that_is_locked_and_trains_each_sample_once
     lock.close()
     store.close()
     outside.close()
+
+
+def test_a_step_keeps_who_read_the_hints_and_counts_those_that_did_not_fit(tmp_path: Path, store: Store) -> None:
+    trainer = tiny_trainer()
+    into_store(store, make_sample(trainer, 0, hint="hm"))
+    into_store(store, make_sample(trainer, 1, hint="hm", prompt=252, response=4))
+    work_off(make_loop(make_config(tmp_path), store, prompt=lambda sample: (*sample.tokens.prompt_ids, 1)))
+    (step,) = store.samples.steps()
+    assert step.teacher == {
+        "scored_by": "base",
+        "hinted": {"t0": {"candidate": 0}},
+        "excluded": {"t1": "hint_too_long"},
+    }
+    assert store.status.counts().counters["hints_excluded_hint_too_long"] == 1
+
+
+def test_the_checkpoint_of_a_frozen_teacher_is_never_pruned(tmp_path: Path, store: Store) -> None:
+    fill(store, 8)
+    frozen = TeacherConfig(kind="frozen", version=1)
+    config = make_config(tmp_path, keep_checkpoints=1, teacher=frozen)
+    work_off(make_loop(config, store))
+    assert {path.name for path in config.checkpoints_dir.iterdir()} == {"step-000001", "step-000004"}

@@ -178,7 +178,11 @@ def test_what_the_model_cannot_read_is_named() -> None:
     assert trainer.unusable(make_sample(trainer, 1)) is None
     assert trainer.unusable(make_sample(trainer, 1, hint="hm")) is None
     assert trainer.unusable(make_sample(trainer, 1, prompt=250, response=6)) is None
-    assert trainer.unusable(make_sample(trainer, 1, prompt=250, response=6, hint="hm")) == "too_long"
+    assert trainer.unusable(make_sample(trainer, 1, prompt=250, response=7)) == "too_long"
+    assert trainer.unusable(make_sample(trainer, 1, prompt=250, response=6, hint="hm")) is None
+    assert (
+        trainer.unusable(make_sample(trainer, 1, prompt=250, response=6, reward=None, hint="hm")) == "hint_too_long"
+    )
     assert trainer.unusable(make_sample(trainer, 1, retry=(3, 61))) == "unknown_token"
 
 

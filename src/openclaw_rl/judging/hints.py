@@ -9,30 +9,41 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from openclaw_rl.judging.text import content_text, content_words, is_question, sentences
 from openclaw_rl.types import Message
 
 HINT_BLOCK = "\n\n[hint] {hint} [/hint]"
 """How a hint is marked in the teacher's prompt; the wording lives here and nowhere else."""
+_SYSTEM = frozenset({"system", "developer"})
 MAX_HINT_SENTENCES = 3
 MAX_HINT_CHARS = 400
 
 
-def insert_hint(messages: Sequence[Message], hint: str) -> tuple[Message, ...]:
+Placement = Literal["user", "system"]
+
+
+def insert_hint(messages: Sequence[Message], hint: str, placement: Placement = "user") -> tuple[Message, ...]:
     """Put a hint into the context of a turn, for the teacher to read; the messages given are left as they are.
 
-    It follows the content of the last user message, also where tool calls and results come after that message: no
-    template refuses a longer user message, while some refuse a note after a tool result. Without a user message it
-    follows the first system message, and without that it becomes a user message at the end.
+    `user`: it follows the content of the last user message, also where tool calls and results come after that
+    message: no template refuses a longer user message, while some refuse a note after a tool result. Without a user
+    message it follows the leading system message, and without that it becomes a user message at the end.
+
+    `system`: it follows the content of the leading system message, or becomes one at the beginning: many templates
+    refuse a system message in any other place. (A template that has a system text of its own leaves that text out
+    where there is a system message.)
     """
     block = HINT_BLOCK.format(hint=hint.strip())
     roles = [message.get("role") for message in messages]
-    if "user" in roles:
+    leading = bool(roles) and roles[0] in _SYSTEM
+    if placement == "user" and "user" in roles:
         place = len(roles) - 1 - roles[::-1].index("user")
-    elif "system" in roles:
-        place = roles.index("system")
+    elif leading:
+        place = 0
+    elif placement == "system":
+        return ({"role": "system", "content": block.strip()}, *messages)
     else:
         return (*messages, {"role": "user", "content": block.strip()})
     changed = {**messages[place], "content": _with_block(messages[place].get("content"), block)}

@@ -14,10 +14,11 @@ import httpx
 
 from openclaw_rl.config import Config, JudgeConfig
 from openclaw_rl.judging.base import JudgeError, JudgeMisconfigured, JudgeUnavailable, output_of, task_of
+from openclaw_rl.judging.hint_candidates import REFUSED
 from openclaw_rl.judging.prompt_files import load_prompt
 from openclaw_rl.judging.text import answer_text, head_tail
 from openclaw_rl.judging.votes import Vote, aggregate, defuse, parse_vote
-from openclaw_rl.types import Judgement, JudgementOutcome, Message, Turn
+from openclaw_rl.types import Judgement, Message, Turn
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +149,8 @@ class LlmJudge:
             kind=self.kind,
             outcome=tally.outcome,
             score=score,
-            hint=tally.hint if tally.outcome is JudgementOutcome.SCORED else None,
+            hint=next(iter(tally.hints.accepted), None),
+            alternatives=tally.hints.accepted[1:],
             prompt_version=self.prompt_version,
             latency_s=time.monotonic() - started,
             details={
@@ -156,6 +158,7 @@ class LlmJudge:
                 "counts": {str(value): count for value, count in tally.counts.items()},
                 "problems": tally.problems,
                 "lost": len(lost),
+                **({REFUSED: dict(tally.hints.refused)} if tally.hints.refused else {}),
             },
             created_at=time.time(),
         )

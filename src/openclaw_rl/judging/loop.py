@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from openclaw_rl.config import Config
 from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
 from openclaw_rl.judging.factory import build_judge
+from openclaw_rl.judging.hint_candidates import screened
 from openclaw_rl.judging.signals import by_signals_alone, weighed
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience, StoppedInOutage
@@ -129,7 +130,7 @@ class JudgingLoop:
             await self._retry(turn, attempts + 1, "deadline", started)
         else:
             self._outages, self._held_for = 0, None
-            await self._record(weighed(judgement, turn, self._config.judge.signals))
+            await self._record(weighed(screened(judgement, turn), turn, self._config.judge.signals))
 
     async def _record(self, judgement: Judgement) -> None:
         await self._stored(self._store.turns.record_judgement, judgement)

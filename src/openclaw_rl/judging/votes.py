@@ -13,13 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from openclaw_rl.judging.text import content_words, sentences
+from openclaw_rl.judging.hint_candidates import Candidates, malformed, sift
 from openclaw_rl.types import JudgementOutcome
 
 HINT_START = "[HINT_START]"
 HINT_END = "[HINT_END]"
-MIN_HINT_CHARS = 10
-MAX_HINT_SENTENCES = 3
 
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
 _BLOCKS = re.compile(r"```.*?(?:```|\Z)|^[ \t]*>[^\n]*", re.DOTALL | re.MULTILINE)
@@ -50,7 +48,7 @@ class Tally:
 
     outcome: JudgementOutcome
     score: int | None
-    hint: str | None
+    hints: Candidates
     counts: dict[int, int]
     problems: dict[str, int]
 
@@ -101,23 +99,12 @@ def _clean(hint: str) -> str | None:
     return " ".join(hint.split()) or None
 
 
-def acceptable_hint(hint: str, *, task: str) -> bool:
-    """Say whether a hint can teach: 1 to 3 sentences, not a bare word, more than the task said again, no markers."""
-    said = content_words(hint)
-    return (
-        len(hint) >= MIN_HINT_CHARS
-        and len(sentences(hint)) <= MAX_HINT_SENTENCES
-        and _MARKERS.search(hint) is None
-        and bool(said - content_words(task))
-    )
-
-
 def aggregate(votes: Sequence[Vote], *, task: str, threshold: float, min_valid: int) -> Tally:
     """Count the votes.
 
     A score needs a share of the valid votes above `threshold` (all of them always suffice) and more votes than any
     other. No reply at all is FAILED, fewer than `min_valid` valid ones TOO_FEW_VALID, no such score TIE; none of
-    these is a score of 0. The hint is the longest acceptable one of the votes that won.
+    these is a score of 0. The hint candidates are those of the votes that won.
     """
     valid = Counter(vote.score for vote in votes if vote.score is not None)
     problems = dict(Counter(vote.problem for vote in votes if vote.problem is not None))
@@ -125,7 +112,7 @@ def aggregate(votes: Sequence[Vote], *, task: str, threshold: float, min_valid: 
     total = sum(valid.values())
 
     def unscored(outcome: JudgementOutcome) -> Tally:
-        return Tally(outcome=outcome, score=None, hint=None, counts=counts, problems=problems)
+        return Tally(outcome=outcome, score=None, hints=Candidates(), counts=counts, problems=problems)
 
     if not votes:
         return unscored(JudgementOutcome.FAILED)
@@ -135,8 +122,6 @@ def aggregate(votes: Sequence[Vote], *, task: str, threshold: float, min_valid: 
     share = most / total
     if (others and others[0][1] == most) or (share <= threshold and most < total):
         return unscored(JudgementOutcome.TIE)
-    hints = [
-        vote.hint for vote in votes if vote.score == score and vote.hint and acceptable_hint(vote.hint, task=task)
-    ]
-    hint = max(hints, key=len, default=None)
-    return Tally(outcome=JudgementOutcome.SCORED, score=score, hint=hint, counts=counts, problems=problems)
+    written = [vote.hint for vote in votes if vote.score == score and vote.hint]
+    hints = sift(written, lambda hint: malformed(hint, task=task))
+    return Tally(outcome=JudgementOutcome.SCORED, score=score, hints=hints, counts=counts, problems=problems)

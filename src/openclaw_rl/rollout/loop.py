@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from openclaw_rl.config import Config
+from openclaw_rl.judging.hint_candidates import REFUSED, screened
 from openclaw_rl.rollout.classify import exclusion_of
 from openclaw_rl.rollout.next_state import next_state_of
 from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
@@ -22,7 +23,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience
 from openclaw_rl.store.transitions import TurnGone
 from openclaw_rl.supervision.process import LoopReporter
-from openclaw_rl.types import Judgement, LoopName, Sample, SignalKind, Turn, TurnState
+from openclaw_rl.types import HUMAN, Judgement, LoopName, Sample, SignalKind, Turn, TurnState
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +97,8 @@ def settle_judged(store: Store, config: Config, now: float) -> int:
         search = _retry_of(store, config, turn, judgement)
         if search.undecided:
             continue
+        if judgement.kind == HUMAN:  # nobody has looked at its comment yet
+            judgement = _screened(store, judgement, turn)
         outcome = build_sample(turn, judgement, config.training.method, retry=search.demonstration, now=now)
         if isinstance(outcome, Sample):
             store.samples.add(outcome)
@@ -188,6 +191,14 @@ def _retry_of(store: Store, config: Config, turn: Turn, judgement: Judgement) ->
     if not config.rollout.accepted_retry or turn.reconstructed:
         return RetrySearch()
     return find_retry(turn, judgement, store.turns.exchange)
+
+
+def _screened(store: Store, judgement: Judgement, turn: Turn) -> Judgement:
+    """A person's judgement with its comment only if it may teach."""
+    seen = screened(judgement, turn)
+    for reason, number in seen.details.get(REFUSED, {}).items():
+        store.status.count(f"hints_refused_{reason}", number)
+    return seen
 
 
 def _progress(store: Store, config: Config, now: float) -> Progress:

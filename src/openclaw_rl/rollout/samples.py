@@ -43,9 +43,9 @@ def reward_of(judgement: Judgement, method: Method) -> float | None:
     return judgement.score
 
 
-def hint_of(judgement: Judgement, method: Method) -> str | None:
-    """The hint that `method` takes from a judgement, whatever its outcome, or None."""
-    return judgement.hint if method in USES_HINT else None
+def hints_of(judgement: Judgement, method: Method) -> tuple[str, ...]:
+    """The hint candidates that `method` takes from a judgement, whatever its outcome."""
+    return judgement.hints if method in USES_HINT else ()
 
 
 def build_sample(
@@ -62,14 +62,14 @@ def build_sample(
     if judgement.turn_id != turn.turn_id:
         raise ValueError(f"the judgement of turn {judgement.turn_id} says nothing about turn {turn.turn_id}")
     reward = reward_of(judgement, method)
-    hint = hint_of(judgement, method)
+    hints = hints_of(judgement, method)
     if turn.reconstructed:
-        if hint is None and reward is not None:
+        if not hints and reward is not None:
             return ExclusionReason.RECONSTRUCTED
         reward, retry = None, None
-    if reward is None and hint is None and retry is None:
+    if reward is None and not hints and retry is None:
         return REASON_WITHOUT_SIGNAL[judgement.outcome]
-    return _sample(turn, reward=reward, hint=hint, retry=retry, now=now)
+    return _sample(turn, reward=reward, hints=hints, retry=retry, now=now)
 
 
 def kept_sample(turn: Turn, *, now: float) -> Sample:
@@ -77,11 +77,11 @@ def kept_sample(turn: Turn, *, now: float) -> Sample:
 
     Without a baseline its policy gradient is 0; a running baseline makes it what it is worth against the average.
     """
-    return _sample(turn, reward=0.0, hint=None, retry=None, now=now)
+    return _sample(turn, reward=0.0, hints=(), retry=None, now=now)
 
 
 def _sample(
-    turn: Turn, *, reward: float | None, hint: str | None, retry: RetryDemonstration | None, now: float
+    turn: Turn, *, reward: float | None, hints: tuple[str, ...], retry: RetryDemonstration | None, now: float
 ) -> Sample:
     return Sample(
         turn_id=turn.turn_id,
@@ -92,7 +92,8 @@ def _sample(
         sampling=turn.sampling,
         finish_reason=turn.finish_reason,
         reward=reward,
-        hint=hint,
+        hint=hints[0] if hints else None,
+        alternatives=hints[1:],
         retry=retry,
         reconstructed=turn.reconstructed,
         created_at=now,

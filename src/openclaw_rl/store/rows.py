@@ -151,13 +151,19 @@ def turn_from(row: RowMapping, signals: tuple[Signal, ...] = ()) -> Turn:
 
 def judgement_values(judgement: Judgement) -> dict[str, Any]:
     """A judgement as a row."""
-    return {**asdict(judgement), "outcome": judgement.outcome.value, "details": dict(judgement.details)}
+    return {
+        **asdict(judgement),
+        "outcome": judgement.outcome.value,
+        "details": dict(judgement.details),
+        "alternatives": list(judgement.alternatives),
+    }
 
 
 def judgement_from(row: RowMapping) -> Judgement:
     """A row of `judgements` as its carrier."""
     values = {key: row[key] for key in row if key != "judgement_id"}
-    return Judgement(**{**values, "outcome": JudgementOutcome(row["outcome"])})
+    alternatives = tuple(row["alternatives"] or ())
+    return Judgement(**{**values, "outcome": JudgementOutcome(row["outcome"]), "alternatives": alternatives})
 
 
 def version_from(row: RowMapping) -> PolicyVersion:

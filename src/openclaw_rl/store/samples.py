@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -154,6 +155,8 @@ class SampleStore:
             connection.execute(steps.insert().values(**{**asdict(record), "sample_ids": list(record.sample_ids)}))
             insert_version(connection, version)
             count(connection, "steps_refused" if refused else "steps")
+            for reason, number in Counter(record.teacher.get("excluded", {}).values()).items():
+                count(connection, f"hints_excluded_{reason}", number)
 
     def reject(self, turn_ids: Sequence[str], *, reason: str) -> None:
         """Samples that no step can use: they are spent, and the reason is counted."""
@@ -164,7 +167,10 @@ class SampleStore:
         """Every committed step, the first first."""
         with self._database.read() as connection:
             rows = connection.execute(steps.select().order_by(steps.c.step)).mappings()
-            return [StepRecord(**{**row, "sample_ids": tuple(row["sample_ids"])}) for row in rows]
+            return [
+                StepRecord(**{**row, "sample_ids": tuple(row["sample_ids"]), "teacher": row["teacher"] or {}})
+                for row in rows
+            ]
 
     def recent_hints(self, limit: int) -> list[str]:
         """The last different hints that were trained or are about to be, the newest last."""
@@ -205,6 +211,7 @@ def _insert(connection: Connection, sample: Sample) -> None:
             state_since=time.time(),
             reward=sample.reward,
             hint=sample.hint,
+            alternatives=list(sample.alternatives),
             retry_prompt_turn_id=None if sample.retry is None else sample.retry.prompt_turn_id,
             version=sample.version,
             created_at=sample.created_at,
@@ -245,6 +252,7 @@ def _sample_from(connection: Connection, row: RowMapping) -> Sample:
         finish_reason=FinishReason(row[turns.c.finish_reason]),
         reward=row[samples.c.reward],
         hint=row[samples.c.hint],
+        alternatives=tuple(row[samples.c.alternatives] or ()),
         retry=_retry(connection, row, tokens),
         reconstructed=row[turns.c.reconstructed],
         origin=origin_of(connection, row[samples.c.turn_id]),

@@ -118,6 +118,7 @@ judgements = Table(
     Column("outcome", String(16), nullable=False),
     Column("score", Float),
     Column("hint", Text),
+    Column("alternatives", JSON),  # further hint candidates; None in rows of before there were any
     Column("prompt_version", String(64), nullable=False),
     Column("latency_s", Float, nullable=False),
     Column("details", JSON, nullable=False),
@@ -133,6 +134,7 @@ samples = Table(
     Column("state_since", Float, nullable=False),
     Column("reward", Float),
     Column("hint", Text),
+    Column("alternatives", JSON),
     Column("retry_prompt_turn_id", String(64)),  # the first try, where this answer is the accepted retry
     Column("version", Integer),  # of its first token: what staleness is measured from; None: reconstructed
     Column("created_at", Float, nullable=False),
@@ -150,6 +152,7 @@ steps = Table(
     Column("metrics", JSON, nullable=False),
     Column("checkpoint", Text, nullable=False),
     Column("seconds", Float, nullable=False),
+    Column("teacher", JSON),  # who read the hints, and which were taken
     Column("created_at", Float, nullable=False),
 )
 

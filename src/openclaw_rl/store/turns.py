@@ -235,6 +235,8 @@ class TurnStore(ServedTurns):
             count(connection, "judgements")
             if judgement.outcome is not JudgementOutcome.SCORED:
                 count(connection, f"judgements_{judgement.outcome.value}")
+            for reason, number in judgement.details.get("hints_refused", {}).items():
+                count(connection, f"hints_refused_{reason}", number)
 
     def judged(self, *, limit: int = 256) -> list[tuple[Turn, Judgement]]:
         """Turns in `judging` whose judgement is here, with the one that counts: a person's before a judge's."""

@@ -35,7 +35,7 @@ def verdict_of(found: Sequence[Judgement]) -> Judgement:
         return judged[-1]
     verdict = human[-1]
     if verdict.hint is None and judged and verdict.score is not None and verdict.score <= 0:
-        return replace(verdict, hint=judged[-1].hint)
+        return replace(verdict, hint=judged[-1].hint, alternatives=judged[-1].alternatives)
     return verdict
 
 

@@ -59,6 +59,7 @@ def save_checkpoint(trainer: Trainer, root: Path) -> Path:
             "optimizer": state.optimizer,
             "rng": state.rng,
             "trained": list(state.trained),
+            "teacher": state.teacher,
             "config": trainer.config.model_dump_json(),
         },
         temporary / STATE_FILE,
@@ -86,6 +87,7 @@ def load_checkpoint(path: Path) -> TrainerState:
         optimizer=saved["optimizer"],
         rng=saved["rng"],
         trained=tuple(saved["trained"]),
+        teacher=saved.get("teacher"),  # checkpoints of before there was one have none
     )
 
 

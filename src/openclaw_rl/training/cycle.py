@@ -32,6 +32,7 @@ from openclaw_rl.training.evaluation import evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.recovery import fall_back, newest_intact
+from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.window import closed_because
 from openclaw_rl.types import BASE_VERSION, LoopName, PolicyVersion, Sample, StepRecord, VersionState
@@ -200,7 +201,9 @@ class TrainingLoop:
         if intact.damaged:
             fall_back(self._store, intact)
         state = self._fresh if intact.state is None else intact.state
-        self._trainer.restore(dataclasses.replace(state, step=steps[-1].step if steps else 0))
+        self._trainer.restore(
+            dataclasses.replace(state, step=steps[-1].step if steps else 0), weights_version=intact.version
+        )
         self._basis = intact.version
 
     def _expire_stale(self) -> None:
@@ -292,6 +295,8 @@ class TrainingLoop:
         needed = {VersionState.SERVING, VersionState.CANDIDATE}
         versions = self._store.versions.all()
         in_use = {version.step for version in versions if version.state in needed or version.pinned}
+        frozen = frozen_version(self._config.training.teacher)
+        in_use |= set() if frozen is None else {frozen}
         refused = [version.step for version in versions if version.state is VersionState.REJECTED]
         prune_checkpoints(self._config.checkpoints_dir, keep=keep, in_use=in_use | set(refused[-keep:]))
 
@@ -306,6 +311,7 @@ def _rows_of(samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path) 
         metrics={name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
         checkpoint=str(checkpoint),
         seconds=outcome.seconds,
+        teacher=outcome.teacher,
         created_at=now,
     )
     version = PolicyVersion(

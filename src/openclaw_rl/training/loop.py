@@ -10,7 +10,6 @@ from collections.abc import Callable
 import torch
 
 from openclaw_rl.config import Config
-from openclaw_rl.judging.hints import insert_hint
 from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import Engine
@@ -21,8 +20,9 @@ from openclaw_rl.supervision.process import LoopReporter, ending_at_once
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
 from openclaw_rl.training.plain_answers import plain_answers
 from openclaw_rl.training.publish import PUBLISH, EnginePublisher
-from openclaw_rl.training.trainer import TeacherPrompt, Trainer
-from openclaw_rl.types import LoopName, Sample
+from openclaw_rl.training.teacher_setup import teacher_of, teacher_prompt
+from openclaw_rl.training.trainer import Trainer
+from openclaw_rl.types import LoopName
 
 
 def run(config: Config, stop: threading.Event) -> None:
@@ -61,25 +61,18 @@ def _close_spans(store: Store) -> None:
 def load_trainer(config: Config, renderer: Renderer | None = None) -> Trainer:
     """The configured base model with a fresh adapter; `renderer`: the model's, where it is loaded already."""
     path = resolve_model(config.model)
-    renderer = renderer or Renderer(load_tokenizer(path))
+    tokenizer = load_tokenizer(path)
+    renderer = renderer or Renderer(tokenizer)
+    teacher = config.training.teacher
     return Trainer(
         config=config.training,
         model=load_causal_lm(path, config.model.dtype, config.model.device),
         base_path=str(path),
-        teacher_prompt=teacher_prompt(renderer),
+        teacher_prompt=teacher_prompt(renderer, teacher),
         full_batch=config.rollout.batch_size,
+        teacher=teacher_of(config, tokenizer),
+        overlap_top_k=config.overlap_top_k,
     )
-
-
-def teacher_prompt(renderer: Renderer) -> TeacherPrompt:
-    """The prompt that the teacher reads: the sample's messages with its hint put in, rendered as the engine does."""
-
-    def prompt(sample: Sample) -> tuple[int, ...]:
-        if sample.hint is None:
-            raise ValueError("a sample without a hint has no teacher prompt")
-        return tuple(renderer.render(insert_hint(sample.messages, sample.hint), sample.tools))
-
-    return prompt
 
 
 def _connector(config: Config) -> Callable[[], Engine]:

@@ -44,7 +44,8 @@ class StepContext:
 
     `reward_advantage` [N]: of each token's answer, 0 where it has no reward. `mean_log_ratio` [N]: of each token's
     answer, filled in before its gradient where the loss has one ratio for each answer (`fill_mean_log_ratio`).
-    `given`: a custom loss, which takes the place of every other term.
+    `teacher_distribution` turns the teacher's rows into log-probabilities where that is not the student's own head
+    (another model as the teacher). `given`: a custom loss, which takes the place of every other term.
     """
 
     batch: TrainBatch
@@ -54,6 +55,7 @@ class StepContext:
     old: Tensor
     mean_log_ratio: Tensor
     given: Given | None = None
+    teacher_distribution: Distribution | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,7 +153,9 @@ def token_advantages(
         teacher = torch.full_like(piece.sampled, float("nan"))
         hinted = context.batch.hint_mask[flat].nonzero().squeeze(-1)
         if hinted.numel():
-            told = distribution(context.teacher[flat[hinted]], piece.temperature[hinted])
+            told = (context.teacher_distribution or distribution)(
+                context.teacher[flat[hinted]], piece.temperature[hinted]
+            )
             teacher[hinted] = chosen_logprobs(told, piece.targets[hinted], piece.kept[hinted])
         return (
             piece.sampled,
@@ -255,7 +259,7 @@ def _distillation(
     if not hinted.numel():
         return opd, term
     where, temperature = piece.flat[hinted], piece.temperature[hinted]
-    teacher = distribution(context.teacher[where], temperature)
+    teacher = (context.teacher_distribution or distribution)(context.teacher[where], temperature)
     if not config.opd_top_k:
         chosen = chosen_logprobs(teacher, piece.targets[hinted], piece.kept[hinted])
         opd[hinted] = advantages.opd_token_advantage(chosen, piece.old[hinted], config.opd_clip)

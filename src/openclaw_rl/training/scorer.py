@@ -94,6 +94,7 @@ class Scorer:
         self._trunk: nn.Module = causal.get_decoder()
         self._head: nn.Module = causal.get_output_embeddings()
         self._width = int(causal.config.hidden_size)
+        self.head_size = int(self._head.weight.shape[0])
         self.device: torch.device = causal.device
         self._rows_per_pack: int | None = None
         self._check_head()

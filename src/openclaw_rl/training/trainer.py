@@ -26,9 +26,11 @@ from openclaw_rl.training.batch import TokenSequence, TrainBatch, build_batch
 from openclaw_rl.training.custom_loss import CustomLoss
 from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
 from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
+from openclaw_rl.training.hint_choice import HintChooser
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.objective import StepContext
 from openclaw_rl.training.scorer import Mode, Scorer
+from openclaw_rl.training.teacher import LiveTeacher, TeacherOf
 from openclaw_rl.types import Sample
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ class StepOutcome:
 
     With `weights_changed` they are there to be looked at, and whoever asked for the step puts better ones in their
     place; without, the step came to nothing and the trainer is as it was before.
+
+    `teacher` is the record of who read the hints and which were taken (`hint_choice.Choice.record`).
     """
 
     step: int
@@ -50,6 +54,7 @@ class StepOutcome:
     seconds: float
     refused: str | None = None
     weights_changed: bool = True
+    teacher: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,7 +62,8 @@ class TrainerState:
     """All that a step changes: what a checkpoint holds and what a refused step goes back to.
 
     `step` counts committed steps, and is also the version of the adapter that they made. `averages`: the moving
-    averages of rewards, by the key that each belongs to.
+    averages of rewards, by the key that each belongs to. `teacher` is what the teacher keeps of its own (an
+    average), None where that is nothing.
     """
 
     step: int
@@ -66,6 +72,7 @@ class TrainerState:
     optimizer: dict[str, Any]
     rng: Tensor
     trained: tuple[str, ...] = field(default=())
+    teacher: dict[str, Tensor] | None = None
 
 
 class Trainer:
@@ -82,11 +89,15 @@ class Trainer:
         base_path: str,
         teacher_prompt: TeacherPrompt,
         full_batch: int | None = None,
+        teacher: TeacherOf = LiveTeacher,
+        overlap_top_k: int = 0,
     ) -> None:
         """Freeze `model`, a causal LM, and put a fresh adapter on it.
 
         `base_path`: where the model lies, recorded in the adapter. `full_batch`: how many samples `config.lr` is
         meant for; fewer take a proportionally smaller step, because Adam's does not shrink with its evidence.
+        `teacher` makes who reads the hints; `overlap_top_k`: by how many likeliest tokens a hint is chosen among
+        several, 0 for the first.
 
         Raises:
             ConfigError: the model has no such modules as the configuration's, or is one that the scorer cannot read.
@@ -110,8 +121,18 @@ class Trainer:
         )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(self._parameters, **self._optimizer_settings())
+        self.teacher = teacher(self.scorer)
+        self._chooser = HintChooser(
+            prompt=teacher_prompt,
+            scorer=self.scorer,
+            teacher=self.teacher,
+            context_length=self.context_length,
+            top_k=overlap_top_k,
+            max_tokens=config.max_tokens_per_micro_batch,
+        )
         self.step_number = 0
         self.averages: dict[str, float] = {}
+        self.weights_version = 0
         self._trained: tuple[str, ...] = ()
 
     # --- state ---------------------------------------------------------------------------------------------
@@ -126,10 +147,13 @@ class Trainer:
             optimizer=_copy_on_cpu(self._optimizer.state_dict()),
             rng=torch.get_rng_state(),
             trained=self._trained,
+            teacher=self.teacher.state(),
         )
 
-    def restore(self, state: TrainerState) -> None:
+    def restore(self, state: TrainerState, *, weights_version: int | None = None) -> None:
         """Be what `state` was; the configuration's learning rate and decay stay in force.
+
+        `weights_version`: the version that these weights are, where it is not the last step's.
 
         Raises:
             ConfigError: where the adapter is of another shape than the configuration's.
@@ -144,6 +168,8 @@ class Trainer:
             group.update(self._optimizer_settings())
         torch.set_rng_state(state.rng)
         self.step_number, self.averages, self._trained = state.step, dict(state.averages), state.trained
+        self.weights_version = state.step if weights_version is None else weights_version
+        self.teacher.restore(state.teacher, state.adapter)
 
     def _optimizer_settings(self) -> dict[str, Any]:
         config = self.config
@@ -158,10 +184,7 @@ class Trainer:
     def unusable(self, sample: Sample) -> str | None:
         """Why this sample cannot be trained by this model, as a counter's name, or None."""
         tokens = sample.tokens
-        prompts = [tokens.prompt_ids]
-        if sample.hint is not None:
-            prompts.append(tuple(self._teacher_prompt(sample)))
-        sequences = [(*prompt, *tokens.response_ids) for prompt in prompts]
+        sequences = [(*tokens.prompt_ids, *tokens.response_ids)]
         if sample.retry is not None:
             sequences.append((*sample.retry.prompt_ids, *sample.retry.response_ids))
         if max(map(len, sequences)) > self.context_length:
@@ -170,6 +193,8 @@ class Trainer:
             return "unknown_token"
         if sample.sampling.temperature <= 0.0:
             return "greedy"
+        if sample.reward is None and sample.retry is None:  # the hint is all there is
+            return self._chooser.obstacle(sample)
         return None
 
     def step(
@@ -187,7 +212,9 @@ class Trainer:
         """
         started = time.monotonic()
         before = self.state()
-        batch = build_batch(samples, self.config.method, self.config.loss, self.scorer.device)
+        scored_by = self.teacher.name(self.weights_version)
+        choice = self._chooser.choose(samples, lambda: progress("choosing among hints"))
+        batch = build_batch(choice.samples, self.config.method, self.config.loss, self.scorer.device)
         meter = Meter()
         refused: str | None
         try:
@@ -195,7 +222,7 @@ class Trainer:
         except NonFinite as error:
             refused, broken = str(error), True
             self._optimizer.zero_grad(set_to_none=True)
-            self.restore(before)
+            self.restore(before, weights_version=self.weights_version)
         else:
             broken = False
             loss = meter.means().get("loss", 0.0)
@@ -204,6 +231,8 @@ class Trainer:
                 meter.set(name, value)
             refused = gate.verdict(readings, self.config.gate)
             self.step_number += 1
+            self.weights_version = self.step_number
+            self.teacher.follow(get_peft_model_state_dict(self.model, save_embedding_layers=False))
             self._trained = tuple(sample.turn_id for sample in samples)
         if refused is not None:
             log.warning("step refused: %s", refused)
@@ -213,6 +242,7 @@ class Trainer:
             seconds=time.monotonic() - started,
             refused=refused,
             weights_changed=not broken,
+            teacher=choice.record(scored_by),
         )
 
     def update(
@@ -259,7 +289,13 @@ class Trainer:
             batch=batch,
             reward_advantage=batch.spread_over_rewards(compared.advantages),
             reference=read(batch.acting, Mode.REFERENCE) if uses_reference else None,
-            teacher=read([self._hinted(batch, index) for index in batch.hinted], Mode.TEACHER),
+            teacher=self.teacher.read(
+                [self._hinted(batch, index) for index in batch.hinted],
+                length=size,
+                max_tokens=budget,
+                progress=lambda: progress("reading the hints"),
+            ),
+            teacher_distribution=self.teacher.log_distribution,
             old=self.scorer.empty_row(size),
             mean_log_ratio=torch.zeros_like(batch.old),
         )
