@@ -33,6 +33,29 @@ def build_judge(config: Config) -> Judge:
                 key=key_of(config),
                 structured=config.judge.base_url is not None,
             )
+        case "custom":
+            from openclaw_rl.judging.reward_models import DEFAULT_RANGE, RewardJudge, load_custom
+
+            score, version = load_custom(config)
+            return RewardJudge(
+                score,
+                kind="custom",
+                version=version,
+                score_range=config.judge.score_range or DEFAULT_RANGE,
+                workers=config.judge.workers,
+            )
+        case "reward_model":
+            from openclaw_rl.judging.reward_models import RewardJudge
+            from openclaw_rl.judging.sequence_classifier import PROBABILITY, SequenceClassifier
+
+            model = SequenceClassifier(config)
+            return RewardJudge(
+                model.score,
+                kind="reward_model",
+                version=model.version,
+                score_range=config.judge.score_range or PROBABILITY,
+                workers=config.judge.workers,
+            )
         case "scripted":
             from openclaw_rl.testing.scripted_judge import ScriptedJudge
 

@@ -163,7 +163,7 @@ class TurnStore(ServedTurns):
     def claim_for_judging(self, limit: int, lease_s: float) -> list[tuple[Turn, int]]:
         """Claim turns without a judgement, the oldest first, each with its number of attempts so far.
 
-        A turn that a person has judged, and that has no next state, is not claimed: a judge has nothing to add.
+        A turn with a given judgement, and without a next state, is not claimed: a judge has nothing to add.
 
         A claim is a lease: it runs out when its judge dies, and the turn is claimed again.
         """
