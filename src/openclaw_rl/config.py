@@ -14,7 +14,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from openclaw_rl.config_judge import JudgeConfig as JudgeConfig
 from openclaw_rl.config_judge import SignalWeights as SignalWeights
-from openclaw_rl.config_section import Count, Decay, Fraction, Pattern, Positive, Section
+from openclaw_rl.config_section import Count, Decay, Pattern, Positive, Section
 from openclaw_rl.types import Method
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -207,6 +207,8 @@ class GateConfig(Section):
 class TrainingConfig(Section):
     """The trainer."""
 
+    enabled: bool = True
+    """False (`up --eval`): answers are judged and nothing is trained, or kept to be trained."""
     method: Method = Method.COMBINE
     lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()

@@ -20,8 +20,8 @@ from openclaw_rl.config_sources import ConfigError
 def load_attribute(path: str, *, option: str) -> Any:
     """The attribute that `path` names; `option` is the configuration key to name in errors.
 
-    `package.module:attribute` is imported as Python would; `folder/file.py:attribute` is run once per process, however
-    many options name it, relative to the working directory. What that code itself raises is passed on as it is.
+    `package.module:attribute` is imported as Python would; `folder/file.py:attribute`, relative to the working
+    directory, is run once per process, however many options name it. What that code itself raises is passed on.
 
     Raises:
         ConfigError: the path has not that form, the file or module does not exist, or has no such attribute.

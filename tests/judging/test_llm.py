@@ -250,9 +250,7 @@ def test_retry_after_is_honoured() -> None:
     assert judged(handler, turn_with(user("ok")), votes=1, max_retries=1).score == 1.0
     assert times[1] - times[0] >= 1.0
     with pytest.raises(JudgeUnavailable) as caught:  # longer than a vote may take: the breaker waits instead
-        judged(
-            lambda _: httpx.Response(503, headers={"retry-after": "100"}), turn_with(user("ok")), max_retries=2
-        )
+        judged(lambda _: httpx.Response(503, headers={"retry-after": "100"}), turn_with(user("ok")), max_retries=2)
     assert caught.value.retry_after_s == 100.0
 
 

@@ -108,7 +108,9 @@ def test_during_an_outage_status_says_so(store: Store, tmp_path: Path) -> None:
     to_judge(store, "[down]")
 
     def waits() -> bool:
-        return any(status.waiting_for and "which is down since" in status.waiting_for for status in store.status.loops())
+        return any(
+            status.waiting_for and "which is down since" in status.waiting_for for status in store.status.loops()
+        )
 
     work(store, config_of(tmp_path), ScriptedJudge(), waits)
     assert store.turns.judgements() == []

@@ -49,7 +49,7 @@ class ScoreWatch:
         empty = sum(seen.empty for seen in self._seen)
         few = sum(seen.few_votes for seen in self._seen)
         return (
-            f"the last {number} scores are all about {mean:+.2f}. Check: is the next state empty (in {empty} of them)? "
-            f"does the prompt, or the head, match the judge's model? are there enough votes ({few} had fewer than "
-            "judge.votes)? openclaw-rl judge try shows raw outputs"
+            f"the last {number} scores are all about {mean:+.2f}. Check: is the next state empty (in {empty} of "
+            f"them)? does the prompt, or the head, match the judge's model? are there enough votes ({few} had fewer "
+            "than judge.votes)? openclaw-rl judge try shows raw outputs"
         )

@@ -49,8 +49,8 @@ class Unreachable(Exception):
 class ChatEndpoint:
     """An OpenAI-compatible endpoint that is asked for short answers.
 
-    With `response_format`, structured output is asked for first. An endpoint that refuses it with 400 or 422 and takes
-    the same request without it is remembered as one that does not know it.
+    With `response_format`, structured output is asked for first. An endpoint that refuses it with 400 or 422 and
+    takes the same request without it is remembered as one that does not know it.
     """
 
     def __init__(

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from openclaw_rl.config import Config
 from openclaw_rl.judging.base import Judge
 
+if TYPE_CHECKING:
+    from openclaw_rl.judging.local_scoring import LocalScoring
 
-def build_judge(config: Config) -> Judge:
-    """Build the judge of `config.judge.kind`.
+
+def build_judge(config: Config, *, alone: bool = False) -> Judge:
+    """Build the judge of `config.judge.kind`. `alone`: without a running engine, loading what it needs here.
 
     Raises:
         JudgeMisconfigured: if it cannot work as configured.
@@ -23,7 +28,8 @@ def build_judge(config: Config) -> Judge:
             from openclaw_rl.judging.verdict_logits import VerdictLogitsScorer
             from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 
-            return ReactionJudge(VerdictLogitsScorer(EmbeddedEngine.from_config(config), model=config.model.path))
+            engine = _local_engine(config) if alone else EmbeddedEngine.from_config(config)
+            return ReactionJudge(VerdictLogitsScorer(engine, model=config.model.path))
         case "llm":
             from openclaw_rl.judging.llm import LlmJudge, endpoint_of, key_of
 
@@ -60,3 +66,10 @@ def build_judge(config: Config) -> Judge:
             from openclaw_rl.testing.scripted_judge import ScriptedJudge
 
             return ScriptedJudge()
+
+
+def _local_engine(config: Config) -> LocalScoring:
+    from openclaw_rl.judging.local_scoring import LocalScoring
+    from openclaw_rl.models import resolve_model
+
+    return LocalScoring(resolve_model(config.model))

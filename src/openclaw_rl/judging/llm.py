@@ -192,9 +192,7 @@ class LlmJudge:
 
     def _stands(self, ballot: Ballot, outstanding: int) -> bool:
         config = self._config
-        return settled(
-            ballot.votes, outstanding, threshold=config.vote_threshold, min_valid=config.min_valid_votes
-        )
+        return settled(ballot.votes, outstanding, threshold=config.vote_threshold, min_valid=config.min_valid_votes)
 
     def _messages(self, turn: Turn) -> tuple[Message, ...]:
         parts = {
@@ -236,15 +234,15 @@ def _check_url(base_url: str) -> None:
 
 def _details(ballot: Ballot, tally: Tally) -> dict[str, Any]:
     """What a judgement rests on. The raw replies are among it: they show why every score is the same."""
-    reasons = Counter(lost.reason if isinstance(lost, Unreachable) else f"status_{lost.status}" for lost in ballot.lost)
-    winners = [vote for vote in ballot.votes if tally.score is not None and vote.score == tally.score]
+    reasons = Counter(
+        lost.reason if isinstance(lost, Unreachable) else f"status_{lost.status}" for lost in ballot.lost
+    )
     return {
         "by": "votes",
         "counts": {str(value): count for value, count in tally.counts.items()},
         "problems": tally.problems,
         "lost": len(ballot.lost),
         "lost_by": dict(reasons),
-        "corrective": any(vote.hint for vote in winners),
         "replies": [reply[:MAX_REPLY_CHARS] for reply in ballot.replies],
     }
 

@@ -1,9 +1,9 @@
 """The judging loop: claim turns whose next state is there, judge a few at once, record what came of it.
 
-A claim is a lease, so that a judge that dies loses nothing (one that starts frees what a dead one held). A failure of a
-turn's own is tried again after a pause, until `judge.max_attempts` make it a judgement that says FAILED. While what the
-judge needs is down, the breaker is open: the work waits in the store and uses up no attempt, and `status` says since
-when and until when. A turn that fails so again after others were judged is at fault itself.
+A claim is a lease, so that a judge that dies loses nothing (one that starts frees what a dead one held). A failure of
+a turn's own is tried again after a pause, until `judge.max_attempts` make it a judgement that says FAILED. While what
+the judge needs is down, the breaker is open: the work waits in the store and uses up no attempt, and `status` says
+since when and until when. A turn that fails so again after others were judged is at fault itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`judge.kind = "custom"` and `"reward_model"`: one number for a turn, from code of the user's own or from a classifier.
+"""`judge.kind = "custom"` and `"reward_model"`: one number for a turn, from the user's own code or from a classifier.
 
-The number may be on any scale, within a declared range that is mapped to -1 and 1. A number outside it is a failure with
-a name, not a score: clipping would hide that the range is wrong. None says that there is no score.
+The number may be on any scale, within a declared range that is mapped to -1 and 1. A number outside it is a failure
+with a name, not a score: clipping would hide that the range is wrong. None says that there is no score.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ OPTION = "judge.custom_rm_path"
 FACTORY = "get_reward_model"
 DEFAULT_RANGE = (-1.0, 1.0)
 
-Score = Callable[[str, str, str], "float | None | Awaitable[float | None]"]
-"""`score(prompt, response, next_state)`: the conversation before the answer, the answer, what followed it; with roles."""
+Score = Callable[[str, str, str], "float | Awaitable[float | None] | None"]
+"""`score(prompt, response, next_state)`: the conversation before the answer, the answer, and what followed."""
 
 
 def load_custom(config: Config) -> tuple[Score, str]:

@@ -54,7 +54,7 @@ class SequenceClassifier:
         return float(torch.softmax(logits, dim=-1)[self._positive])
 
     def _text(self, parts: Sequence[str]) -> str:
-        """The three parts under their labels; where they are too long together, each loses its middle, not the last."""
+        """The three parts under their labels; where they are too long together, each loses of its middle."""
         ids = [self._tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
         room = self._max_tokens - sum(len(self._tokenizer(label)["input_ids"]) for label in _LABELS)
         limits = shared_budget([len(one) for one in ids], max(0, room))
@@ -84,7 +84,9 @@ def positive_class(labels: int, wanted: int | None) -> int | None:
         raise JudgeMisconfigured(f"this reward model has {labels} classes: judge.positive_class must name one")
     chosen = 1 if wanted is None else wanted
     if chosen >= labels:
-        raise JudgeMisconfigured(f"judge.positive_class = {chosen}: this reward model has the classes 0 to {labels - 1}")
+        raise JudgeMisconfigured(
+            f"judge.positive_class = {chosen}: this reward model has the classes 0 to {labels - 1}"
+        )
     return chosen
 
 

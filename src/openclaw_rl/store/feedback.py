@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, func, select, update
 
+from openclaw_rl.judging.signals import BY_SIGNALS
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.rows import judgement_values
@@ -14,6 +15,9 @@ from openclaw_rl.store.schema import judgements, requests, samples, sessions, si
 from openclaw_rl.store.transitions import OPEN_REASONS, move_turn, withdraw_sample
 from openclaw_rl.store.verdicts import GIVEN
 from openclaw_rl.types import HUMAN, Judgement, SampleState, SignalKind, TurnState, TurnType
+
+NO_JUDGES = (*GIVEN, BY_SIGNALS)
+"""Kinds of judgements that no judge made by reading a next state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +31,36 @@ class Rated:
     state: TurnState
     too_late: bool
     repeated: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeAgreement:
+    """Of the turns that a person and a judge have judged: where they have one sign (+, 0, -), and where the opposite.
+
+    `unscored` are those on which the judge came to no score: they agree with nobody.
+    """
+
+    compared: int
+    agreed: int
+    opposed: int
+    unscored: int
+
+    @property
+    def rate(self) -> float | None:
+        """The share of agreement, None where there is nothing to compare."""
+        return self.agreed / self.compared if self.compared else None
+
+
+def agreement_of(by_person: Mapping[str, float], by_judge: Mapping[str, float | None]) -> JudgeAgreement:
+    """Compare scores by turn; turns that only one of the two has judged do not count."""
+    pairs = [(by_person[turn_id], by_judge[turn_id]) for turn_id in by_person.keys() & by_judge.keys()]
+    signs = [(sign_of(person), None if judge is None else sign_of(judge)) for person, judge in pairs]
+    return JudgeAgreement(
+        compared=len(signs),
+        agreed=sum(person == judge for person, judge in signs),
+        opposed=sum(judge is not None and person * judge < 0 for person, judge in signs),
+        unscored=sum(judge is None for _, judge in signs),
+    )
 
 
 class FeedbackStore:
@@ -123,6 +157,22 @@ class FeedbackStore:
                 move_turn(connection, turn_id, TurnState.JUDGING, judge_lease_until=None, judge_attempts=0)
             return len(found)
 
+    def agreement(self) -> JudgeAgreement:
+        """How often the latest judgement of a judge has the sign of the latest one of a person, turn by turn."""
+        query = select(judgements.c.turn_id, judgements.c.kind, judgements.c.score).order_by(
+            judgements.c.judgement_id
+        )
+        rated = select(judgements.c.turn_id).where(judgements.c.kind == HUMAN)
+        by_person: dict[str, float] = {}
+        by_judge: dict[str, float | None] = {}
+        with self._database.read() as connection:
+            for row in connection.execute(query.where(judgements.c.turn_id.in_(rated))):
+                if row.kind == HUMAN:
+                    by_person[row.turn_id] = row.score
+                elif row.kind not in NO_JUDGES:
+                    by_judge[row.turn_id] = row.score
+        return agreement_of(by_person, by_judge)
+
     def keep_one(self, *, limit: int = 64) -> list[str]:
         """The last turn with a score of 0 of each ended session in which nothing became a sample.
 
@@ -144,6 +194,11 @@ class FeedbackStore:
         with self._database.read() as connection:
             last = {row.session_id: row.turn_id for row in connection.execute(query)}
         return list(last.values())
+
+
+def sign_of(score: float) -> int:
+    """1, 0 or -1."""
+    return (score > 0) - (score < 0)
 
 
 def _said_before(connection: Connection, judgement: Judgement) -> bool:

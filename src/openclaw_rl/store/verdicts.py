@@ -1,4 +1,4 @@
-"""Which of a turn's judgements counts: a person's, then an environment's, then a judge's, whose hint may stand beside."""
+"""Which of a turn's judgements counts: a person's, an environment's, a judge's; the judge's hint may stand beside."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from sqlalchemy import ColumnElement, and_, or_, select
 
 from openclaw_rl.store.schema import judgements, turns
 from openclaw_rl.types import ENVIRONMENT, HUMAN, Judgement, JudgementOutcome
-
 
 GIVEN = (HUMAN, ENVIRONMENT)
 """Kinds of judgements that are given to us, in their order of precedence; before those of any judge of ours."""
@@ -30,8 +29,8 @@ def decided() -> ColumnElement[bool]:
 def verdict_of(found: Sequence[Judgement]) -> Judgement:
     """The judgement that counts among those of one turn, the oldest first.
 
-    The latest of a person, else the latest of the environment, else the latest of all. Whoever did not like an answer,
-    and said no more, leaves the hint to the judge.
+    The latest of a person, else the latest of the environment, else the latest of all. Whoever did not like an
+    answer, and said no more, leaves the hint to the judge.
     """
     judged = [one for one in found if one.kind not in GIVEN]
     given = [one for kind in GIVEN for one in reversed(found) if one.kind == kind]
