@@ -47,9 +47,7 @@ def add_judge(commands: Any, command: Callable[..., argparse.ArgumentParser], co
     trying.add_argument("cases", type=Path, metavar="FILE.jsonl", help="task, output, next_state, score, corrective")
     replaying = command(below, "replay", run_replay, "judge stored turns once more")
     replaying.add_argument("--since", required=True, help="how long ago (2h, 3d), or a date and time")
-    replaying.add_argument(
-        "--limit", type=int, default=MAX_REPLAYED, help=f"at most this many turns ({MAX_REPLAYED})"
-    )
+    replaying.add_argument("--limit", type=int, default=MAX_REPLAYED, help=f"at most so many turns ({MAX_REPLAYED})")
     replaying.add_argument("--no-record", action="store_true", help="show what would come of it, and keep nothing")
     for one in (trying, replaying):
         one.add_argument("--json", action="store_true", help="for programs")

@@ -131,7 +131,7 @@ def test_a_refusal_of_this_turn_is_not_retried(status: int) -> None:
 
 @pytest.mark.parametrize("status", [301, 401, 403, 404])
 def test_a_refusal_of_everything_is_the_fault_of_no_turn(status: int) -> None:
-    """A wrong key, a model that is not there: retried once somebody has seen to it, and nothing is lost until then."""
+    """A wrong key, a model that is not there: tried again once somebody has seen to it; nothing is lost till then."""
     endpoint = Endpoint(status, status, status)
     with pytest.raises(JudgeUnavailable) as caught:
         judged(endpoint, turn_with(user("ok")), max_retries=2)

@@ -1,4 +1,4 @@
-"""What `status` says of the judge: which it is, how often it agrees with people, and what is wrong with its scores."""
+"""What `status` says of the judge: which it is, how often it agrees with people, what is wrong with its scores."""
 
 from __future__ import annotations
 
