@@ -44,9 +44,9 @@ def resolves(dotted: str) -> bool:
 
 
 def section(title: str) -> str:
-    page = (ROOT / "docs" / "03-judging-and-training.md").read_text(encoding="utf-8")
-    _, found, rest = page.partition(f"{title}\n")
-    assert found, title
+    """What stands below a heading of whichever page has it; just one does."""
+    pages = [page.read_text(encoding="utf-8") for page in (ROOT / "docs").glob("*.md")]
+    (rest,) = [rest for page in pages for _, found, rest in [page.partition(f"\n{title}\n")] if found]
     return re.split(r"^#+ ", rest, maxsplit=1, flags=re.MULTILINE)[0]
 
 
@@ -141,7 +141,7 @@ def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
     text = section("### How good they are")
     heads = {"classifier": classifier.load_head(), "verdict_logits": verdict_logits.load_head()}
     named = set(re.findall(r"`((?:classifier|verdict_logits)@\w+)`", text))
-    assert named == {head.version for head in heads.values()}, "measure again with openclaw_rl.judging.evaluate"
+    assert named == {head.version for head in heads.values()}, "measure again with openclaw-rl judge try"
     for name, head in heads.items():
         shares = [f"{100 * head.fitted[key]:.0f} %" for key in ("signed_en", "signed_zh", "neutral")]
         assert f"| `{name}` | {head.fitted['rows']:.0f} | {' | '.join(shares)} |" in text
