@@ -225,7 +225,7 @@ def test_combinations_that_cannot_work_say_why() -> None:
         (["judge.kind=reward_model"], "judge.kind = reward_model needs judge.model"),
         (["judge.score_range=0,1"], "judge.score_range is only for judge.kind = custom or reward_model"),
         (["judge.kind=custom", "judge.custom_rm_path=a:b", "judge.score_range=1,0"], "the lower one first"),
-        (["judge.kind=custom", "judge.custom_rm_path=a:b", "judge.positive_class=1"], "only for judge.kind = reward_m"),
+        (["judge.positive_class=1"], "judge.positive_class is only for judge.kind = reward_model"),
         (["rollout.accepted_retry=true"], "rollout.accepted_retry needs training.loss.w_retry above 0"),
         (["training.adam_beta1=1"], "training.adam_beta1 = '1' (--set): input should be less than 1"),
         (["training.method=opd", "training.loss.w_opd=0"], "training.method = opd learns nothing"),

@@ -141,7 +141,9 @@ COMMANDS: dict[str, Entry] = {
         "openclaw-rl up recipes/binary_rl.toml --judge.kind custom --custom-rm-path my_reward.py:score",
         'custom_rm_path = "my_reward.py:score"',
     ),
-    "openclaw-rl up recipes/combine.toml --eval": dry("openclaw-rl up recipes/combine.toml --eval", "enabled = false"),
+    "openclaw-rl up recipes/combine.toml --eval": dry(
+        "openclaw-rl up recipes/combine.toml --eval", "enabled = false  # --training.enabled"
+    ),
     "openclaw-rl judge try src/openclaw_rl/judging/data/feedback.jsonl": Run(
         prints=("classifier@", "3 cases", "hints", "label>said"),
         as_command=f"head -3 {shlex.quote(str(ROOT / FEEDBACK))} > three.jsonl && openclaw-rl judge try three.jsonl",
