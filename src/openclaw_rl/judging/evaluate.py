@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import Any
+from typing import Any, TypeVar
 
 from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
 from openclaw_rl.judging.cases import Case
@@ -22,6 +22,8 @@ from openclaw_rl.types import (
     TurnState,
     TurnType,
 )
+
+T = TypeVar("T")
 
 LANGUAGES = ("en", "zh")
 
@@ -145,8 +147,19 @@ async def evaluate(judge: Judge, cases: Sequence[Case], *, workers: int = 1) -> 
         judged += made.judgement is not None
         return made
 
-    attempts = await asyncio.gather(*(attempt(number, case) for number, case in enumerate(cases)))
+    attempts = await all_of(attempt(number, case) for number, case in enumerate(cases))
     return summary(judge.kind, judge.prompt_version, cases, attempts)
+
+
+async def all_of(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run these at once; the first error is raised when the others have been cancelled and have ended."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def summary(kind: str, prompt_version: str, cases: Sequence[Case], attempts: Sequence[Attempt]) -> Evaluation:

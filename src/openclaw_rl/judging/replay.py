@@ -10,6 +10,7 @@ from typing import Any
 
 from openclaw_rl.config import SignalWeights
 from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
+from openclaw_rl.judging.evaluate import all_of
 from openclaw_rl.judging.signals import weighed
 from openclaw_rl.store.feedback import sign_of
 from openclaw_rl.store.replay import Judged
@@ -70,7 +71,7 @@ async def replay(
             if record is not None:
                 kept[await asyncio.to_thread(record, judgement)] += 1
 
-    await asyncio.gather(*(once(item) for item in found))
+    await all_of(once(item) for item in found)
     return Replayed(
         kind=judge.kind,
         prompt_version=judge.prompt_version,
