@@ -118,3 +118,9 @@ def test_only_what_was_served_since_then(store: Store, config: Config) -> None:
     assert store.replay.judged_since(time.time() + 1) == []
     assert len(store.replay.judged_since(0.0)) == 2
     assert len(store.replay.judged_since(0.0, limit=1)) == 1
+
+
+def test_nothing_is_kept_of_a_turn_that_was_deleted_meanwhile(store: Store) -> None:
+    assert store.replay.record(make_judgement("gone")) is False
+    assert store.turns.judgements() == []
+    assert store.status.counts().counters["judgements_of_deleted_turns"] == 1

@@ -62,10 +62,14 @@ class ReplayStore:
 
         A sample that no trainer has claimed is withdrawn, and its turn settled anew by this judgement; so is a turn
         that was excluded for a reason that a judgement can undo. What is being trained, or was, stays as it is.
+        Nothing is kept of a turn that was deleted meanwhile.
         """
         with self._database.write() as connection:
             query = select(turns.c.state, turns.c.reason).where(turns.c.turn_id == judgement.turn_id)
-            row = connection.execute(query).one()
+            row = connection.execute(query).first()
+            if row is None:  # deleted with its session while it was being judged
+                count(connection, "judgements_of_deleted_turns")
+                return False
             again = row.reason in OPEN_REASONS or (
                 row.state == TurnState.SAMPLED.value and withdraw_sample(connection, judgement.turn_id)
             )
