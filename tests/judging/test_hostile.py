@@ -43,7 +43,7 @@ def turn_with(*next_state: Any) -> Turn:
 
 def shown_next_state(body: dict[str, Any]) -> str:
     _, _, rest = body["messages"][-1]["content"].partition("----- next state -----\n")
-    return rest.partition("\n----- end -----")[0]
+    return str(rest.partition("\n----- end -----")[0])
 
 
 def parrot(body: dict[str, Any]) -> str:
