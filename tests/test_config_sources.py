@@ -94,6 +94,7 @@ FAMILIAR_FLAGS = [
     ("--majority-vote-n", "5", lambda c: c.judge.votes, 5),
     ("--majority-vote-threshold", "0.6", lambda c: c.judge.vote_threshold, 0.6),
     ("--num-judge-workers", "4", lambda c: c.judge.workers, 4),
+    ("--custom-rm-path", "", lambda c: c.judge.custom_rm_path, None),
     ("--run-dir", "a", lambda c: c.run_dir, Path("a")),
     ("--save-dir", "b", lambda c: c.run_dir, Path("b")),
     ("--method", "opd", lambda c: c.training.method, "opd"),
@@ -219,6 +220,14 @@ def test_combinations_that_cannot_work_say_why() -> None:
         (["judge.min_valid_votes=4"], "judge.min_valid_votes is above judge.votes"),
         (["judge.base_url=http://x.test/v1"], "judge.base_url is only for judge.kind = llm, and it is classifier"),
         (["judge.kind=verdict_logits", "judge.api_key_env=KEY"], "judge.api_key_env is only for judge.kind = llm"),
+        (["judge.turn_timeout_s=120"], "judge.turn_timeout_s = 120 must be below judge.lease_s = 120"),
+        (["judge.kind=llm", "judge.base_url=localhost:9000"], "must begin with http:// or https://"),
+        (["judge.kind=custom"], "judge.kind = custom needs judge.custom_rm_path"),
+        (["judge.custom_rm_path=a:b"], "judge.custom_rm_path is only for judge.kind = custom, and it is classifier"),
+        (["judge.kind=reward_model"], "judge.kind = reward_model needs judge.model"),
+        (["judge.score_range=0,1"], "judge.score_range is only for judge.kind = custom or reward_model"),
+        (["judge.kind=custom", "judge.custom_rm_path=a:b", "judge.score_range=1,0"], "the lower one first"),
+        (["judge.positive_class=1"], "judge.positive_class is only for judge.kind = reward_model"),
         (["rollout.accepted_retry=true"], "rollout.accepted_retry needs training.loss.w_retry above 0"),
         (["training.adam_beta1=1"], "training.adam_beta1 = '1' (--set): input should be less than 1"),
         (["training.method=opd", "training.loss.w_opd=0"], "training.method = opd learns nothing"),
@@ -262,6 +271,12 @@ def test_what_could_not_be_honoured_is_refused(chosen: list[str], said: str) -> 
     assert said in error_of(lambda: from_flags([("--set", setting) for setting in chosen]))
 
 
+def test_a_pair_of_numbers_from_text() -> None:
+    chosen = ["judge.kind=custom", "judge.custom_rm_path=a:b", "judge.score_range=0, 10"]
+    config = resolve(from_flags([("--set", setting) for setting in chosen])).config
+    assert config.judge.score_range == (0.0, 10.0)
+
+
 def test_one_signal_of_two_is_enough_to_learn_from() -> None:
     config = resolve(from_flags([("--set", "training.loss.w_opd=0")])).config
     assert (config.training.loss.w_rl, config.training.loss.w_opd) == (1.0, 0.0)
@@ -296,7 +311,7 @@ def test_the_printed_tree_reads_back(
 ) -> None:
     config = Config(
         model=ModelConfig(path=path),
-        judge=JudgeConfig(kind="llm", base_url=base_url),
+        judge=JudgeConfig(kind="llm", base_url=None if base_url is None else f"http://{base_url}"),
         training=TrainingConfig(lr=lr, seed=seed, lora=LoraConfig(target_modules=tuple(modules), alpha=alpha)),
     )
     printed = to_toml(config, {"training.lr": "--lr"})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openclaw_rl import __version__
+from openclaw_rl.cli_judge import add_judge
 from openclaw_rl.cli_policy import add_policy
 from openclaw_rl.cli_sessions import add_sessions
 from openclaw_rl.config import Config
@@ -213,6 +214,7 @@ def build_parser() -> Parser:
     _add_demo(commands)
     _add_chat(commands)
     _add_status(commands)
+    add_judge(commands, _command, _add_configuration)
     add_sessions(commands, _command, _add_run_dir)
     add_policy(commands, _command, _add_run_dir)
     listing = _command(commands, "options", run_options, "list everything that can be set")
@@ -225,6 +227,13 @@ def _add_up(commands: Any) -> None:
     parser = _command(commands, "up", run_up, "start all loops; Ctrl-C stops them")
     parser.add_argument(
         "recipe", nargs="?", metavar="RECIPE", help="a TOML file, or a name in recipes/; without it, the defaults"
+    )
+    parser.add_argument(
+        "--eval",
+        action="append_const",
+        dest="settings",
+        const=("--training.enabled", "false"),
+        help="judge answers, and train nothing",
     )
     _add_configuration(parser, tuple(FLAG_ALIASES))
 

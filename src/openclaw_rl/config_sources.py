@@ -52,6 +52,7 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--majority-vote-threshold": "judge.vote_threshold",
     "--num-judge-workers": "judge.workers",
     "--custom-loss-function-path": "training.custom_loss_function_path",
+    "--custom-rm-path": "judge.custom_rm_path",
     "--run-dir": "run_dir",
     "--save-dir": "run_dir",
 }
@@ -63,7 +64,6 @@ KNOWN_ELSEWHERE: Mapping[str, str] = {
     "--resume-from-checkpoint": "a deployment resumes from its last step by itself; choose it with --run-dir",
     "--num-rollouts-per-prompt": "one rollout per prompt is all that live traffic gives; there is no such option yet",
     "--offload-optimizer-state": "there is no such option yet; a LoRA optimiser's state is small",
-    "--custom-rm-path": "there is no such option yet; judge.kind chooses the judge",
     "--rollout-function-path": "there is no such option yet",
     "--custom-generate-function-path": "there is no such option yet",
     "--advantage-estimator": "here it is training.loss.baseline and training.loss.normalise (grpo: group, group)",
@@ -73,6 +73,8 @@ KNOWN_ELSEWHERE: Mapping[str, str] = {
     "ppo.rollout_batch_size": "here it is rollout.batch_size",
     "ppo.max_new_tokens": "here it is serving.default_max_tokens",
     "prm.judge_samples": "here it is judge.votes",
+    "prm.score_range": "here it is judge.score_range",
+    "slime.custom_rm_path": "here it is judge.custom_rm_path, with judge.kind = custom",
     "server.api_port": "here it is serving.port",
 }
 """Names known from that system that mean nothing here, and what to do instead."""
@@ -304,7 +306,7 @@ def _parse(key: str, text: str) -> Any:
     stripped = text.strip()
     if not stripped and type(None) in typing.get_args(annotation):
         return None
-    if typing.get_origin(annotation) is not tuple:
+    if tuple not in {typing.get_origin(kind) for kind in (annotation, *typing.get_args(annotation))}:
         return stripped
     if not stripped.startswith("["):
         return [part.strip() for part in stripped.split(",") if part.strip()]

@@ -19,6 +19,9 @@ Message = Mapping[str, Any]
 HUMAN = "human"
 """The kind of a judgement that a person made."""
 
+ENVIRONMENT = "environment"
+"""The kind of a judgement that an environment sent: a reward by its own rules."""
+
 BASE_VERSION = 0
 """The policy version of the untrained base: the adapter switched off."""
 
@@ -144,6 +147,7 @@ class ExclusionReason(StrEnum):
     NO_SIGNAL = "no_signal"
     RECONSTRUCTED = "reconstructed"
     NOT_TRAINABLE = "not_trainable"
+    NOT_TRAINING = "not_training"
 
 
 class JudgementOutcome(StrEnum):
@@ -152,6 +156,7 @@ class JudgementOutcome(StrEnum):
     SCORED = "scored"
     TIE = "tie"
     TOO_FEW_VALID = "too_few_valid"
+    ABSENT = "absent"
     FAILED = "failed"
 
 

@@ -85,6 +85,7 @@ def dry(command: str, *prints: str) -> Run:
     return Run(prints=prints, as_command=f"{command} --dry-run", because="it would take minutes, or the port")
 
 
+FEEDBACK = "src/openclaw_rl/judging/data/feedback.jsonl"
 OLD = next(
     block.text.strip() for block in all_blocks() if block.page == "05-your-data.md" and block.language == "text"
 )
@@ -148,6 +149,27 @@ COMMANDS: dict[str, Entry] = {
         'models/my-model"  # --model-path',
     ),
     "openclaw-rl up recipes/opd.toml --lr 1e-4 --dry-run": Run(prints=('method = "opd"', "lr = 0.0001  # --lr")),
+    "openclaw-rl up recipes/binary_rl.toml --judge.kind custom --custom-rm-path my_reward.py:score": dry(
+        "openclaw-rl up recipes/binary_rl.toml --judge.kind custom --custom-rm-path my_reward.py:score",
+        'custom_rm_path = "my_reward.py:score"',
+    ),
+    "openclaw-rl up recipes/combine.toml --eval": dry(
+        "openclaw-rl up recipes/combine.toml --eval", "enabled = false  # --training.enabled"
+    ),
+    "openclaw-rl judge try src/openclaw_rl/judging/data/feedback.jsonl": Run(
+        prints=("classifier@", "3 cases", "hints", "label>said"),
+        as_command=f"head -3 {shlex.quote(str(ROOT / FEEDBACK))} > three.jsonl && openclaw-rl judge try three.jsonl",
+        because="three cases take less time than fifty",
+    ),
+    "openclaw-rl judge try my-cases.jsonl --judge.kind llm --judge.base_url http://127.0.0.1:9000/v1 "
+    "--judge.model my-judge --json": dry(
+        "openclaw-rl judge try my-cases.jsonl --judge.kind llm --judge.base_url http://127.0.0.1:9000/v1 "
+        "--judge.model my-judge --json",
+        'model = "my-judge"',
+    ),
+    "openclaw-rl judge replay --since 2h --no-record": Run(
+        prints=("classifier@", "turns", "before>now", "recorded only  0"), needs_deployment=True
+    ),
     "openclaw-rl options": Run(prints=("--training.lora.rank", "--serving.port")),
     # Your data
     "openclaw-rl sessions list": Run(prints=("client's name", "reacting", "local"), needs_reaction=True),
@@ -239,6 +261,7 @@ COMMANDS: dict[str, Entry] = {
 }  # fmt: skip
 
 SNIPPETS: dict[str, tuple[str, ...]] = {
+    "# my_reward.py: likes short answers.": ("1.0",),
     "# Ask, and say what you think of the answer.": (f"{ANSWER}\n{ANSWER}",),
     "# Load a checkpoint with Transformers and PEFT.": (),
 }

@@ -155,7 +155,7 @@ def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
     text = section("### How good they are")
     heads = {"classifier": classifier.load_head(), "verdict_logits": verdict_logits.load_head()}
     named = set(re.findall(r"`((?:classifier|verdict_logits)@\w+)`", text))
-    assert named == {head.version for head in heads.values()}, "measure again with openclaw_rl.judging.evaluate"
+    assert named == {head.version for head in heads.values()}, "measure again with openclaw-rl judge try"
     for name, head in heads.items():
         shares = [f"{100 * head.fitted[key]:.0f} %" for key in ("signed_en", "signed_zh", "neutral")]
         assert f"| `{name}` | {head.fitted['rows']:.0f} | {' | '.join(shares)} |" in text

@@ -122,7 +122,7 @@ def test_differing_finds_what_differs(before: list[int], a: list[int], b: list[i
 
 def test_braces_in_what_is_filled_in_are_not_places() -> None:
     prompt = load_prompt("llm_judge")
-    values = dict.fromkeys(("conversation", "tools", "output", "next_state"), "{conversation} {x}")
+    values = dict.fromkeys(("task", "conversation", "tools", "output", "next_state"), "{conversation} {x}")
     assert "{conversation} {x}" in prompt.messages(values)[-1]["content"]
     completion = load_completion_prompt("verdict_happy")
     assert completion.messages(" happy", {"reaction": "{reaction}"})[-1]["content"].endswith(

@@ -36,7 +36,8 @@ def test_a_vote_is_read(reply: str, score: int, hint: str | None) -> None:
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [
-        ("", "no_verdict"),
+        ("", "empty_reply"),
+        (" \n", "empty_reply"),
         ("I would say good.", "no_verdict"),
         (r"\boxed{1} or \boxed{-1}", "contradictory"),
         (r"\boxed{2}", "unknown_verdict"),

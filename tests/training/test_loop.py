@@ -36,3 +36,22 @@ def test_it_closes_its_predecessors_spans_and_loads_nothing_once_told_to_stop(tm
     run(config, stop)
     assert [(span.ended_at, span.details) for span in store.status.spans()] == [(died_at, {"aborted": True})] * 2
     store.close()
+
+
+def test_without_training_it_loads_nothing_and_says_so(tmp_path: Path) -> None:
+    no_model = ModelConfig(path=str(tmp_path / "nothing"))  # loading it would fail
+    training = TrainingConfig(niceness=0, enabled=False)
+    config = Config(run_dir=tmp_path, model=no_model, training=training)
+    store, stop = Store.open(config.store_path), threading.Event()
+    thread = threading.Thread(target=run, args=(config, stop))
+    thread.start()
+    deadline = time.monotonic() + 10
+    while not store.status.loops() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    stop.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    (said,) = store.status.loops()
+    assert said.waiting_for is not None
+    assert "training.enabled = false" in said.waiting_for
+    store.close()

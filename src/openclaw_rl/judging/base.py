@@ -18,7 +18,14 @@ class JudgeError(Exception):
 
 
 class JudgeUnavailable(JudgeError):
-    """What the judge needs is down: no fault of the turn, which does not use up one of its attempts."""
+    """What the judge needs is down: no fault of the turn, which does not use up one of its attempts.
+
+    `retry_after_s`: when the endpoint itself says that it may be asked again, None where it does not.
+    """
+
+    def __init__(self, reason: str, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(reason, message)
+        self.retry_after_s = retry_after_s
 
 
 class JudgeMisconfigured(ConfigError):

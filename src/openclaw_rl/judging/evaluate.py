@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
+from typing import Any, TypeVar
 
-from openclaw_rl.judging.base import Judge, JudgeError
+from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
 from openclaw_rl.judging.cases import Case
 from openclaw_rl.types import (
     FinishReason,
@@ -19,6 +22,10 @@ from openclaw_rl.types import (
     TurnState,
     TurnType,
 )
+
+T = TypeVar("T")
+
+LANGUAGES = ("en", "zh")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,6 +42,28 @@ class Agreement:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """What came of one case: the judgement, or why there is none (a word, and a sentence)."""
+
+    judgement: Judgement | None
+    failure: str | None
+    message: str | None
+    latency_s: float
+
+    @property
+    def score(self) -> float | None:
+        """The score, None where there is none."""
+        return None if self.judgement is None else self.judgement.score
+
+    @property
+    def raw(self) -> Mapping[str, Any]:
+        """What the verdict rests on, in the judge's own terms: raw replies, probabilities, an error."""
+        if self.judgement is None:
+            return {"error": self.failure, "message": self.message}
+        return {"outcome": self.judgement.outcome.value, **self.judgement.details}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluation:
     """What `evaluate` found. `confusion` maps "label>verdict" to a count; `misjudged` are indices into the cases."""
 
@@ -47,9 +76,30 @@ class Evaluation:
     hint_recall: float | None
     confusion: Mapping[str, int]
     failures: Mapping[str, int]
-    latency_mean_s: float
-    latency_max_s: float
+    latencies_s: tuple[float, ...]
     misjudged: tuple[int, ...]
+    raw_outputs: Mapping[int, Mapping[str, Any]]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same for programs; shares are None where there is nothing to share."""
+        return {
+            "kind": self.kind,
+            "prompt_version": self.prompt_version,
+            **asdict(self.overall),
+            "by_language": {name: asdict(share) for name, share in self.by_language.items()},
+            "by_group": {name: asdict(share) for name, share in self.by_group.items()},
+            "hint_precision": self.hint_precision,
+            "hint_recall": self.hint_recall,
+            "confusion": dict(self.confusion),
+            "failures": dict(self.failures),
+            "latency": {
+                "mean_s": fmean(self.latencies_s) if self.latencies_s else None,
+                "median_s": median(self.latencies_s) if self.latencies_s else None,
+                "max_s": max(self.latencies_s, default=None),
+            },
+            "misjudged": list(self.misjudged),
+            "raw_outputs": {str(number): dict(raw) for number, raw in self.raw_outputs.items()},
+        }
 
 
 def turn_of(case: Case, number: int) -> Turn:
@@ -81,38 +131,60 @@ def turn_of(case: Case, number: int) -> Turn:
     )
 
 
-async def evaluate(judge: Judge, cases: Sequence[Case]) -> Evaluation:
-    """Judge every case, one after the other, and compare with its labels."""
-    verdicts: list[float | None] = []
-    hinted: list[bool] = []
-    latencies: list[float] = []
-    failures: Counter[str] = Counter()
-    for number, case in enumerate(cases):
-        started = time.monotonic()
-        judgement = await _judge_one(judge, turn_of(case, number), failures)
-        latencies.append(time.monotonic() - started)
-        verdicts.append(None if judgement is None else judgement.score)
-        hinted.append(judgement is not None and judgement.hint is not None)
-    pairs = list(zip(cases, verdicts, strict=True))
+async def evaluate(judge: Judge, cases: Sequence[Case], *, workers: int = 1) -> Evaluation:
+    """Judge every case, `workers` at once, and compare with its labels.
+
+    Raises:
+        JudgeUnavailable: if what the judge needs is down before it has judged anything.
+    """
+    limit = asyncio.Semaphore(workers)
+    judged = 0
+
+    async def attempt(number: int, case: Case) -> Attempt:
+        nonlocal judged
+        async with limit:
+            made = await _attempt(judge, turn_of(case, number), raises=judged == 0)
+        judged += made.judgement is not None
+        return made
+
+    attempts = await all_of(attempt(number, case) for number, case in enumerate(cases))
+    return summary(judge.kind, judge.prompt_version, cases, attempts)
+
+
+async def all_of(jobs: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run these at once; the first error is raised when the others have been cancelled and have ended."""
+    tasks = [asyncio.create_task(job) for job in jobs]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def summary(kind: str, prompt_version: str, cases: Sequence[Case], attempts: Sequence[Attempt]) -> Evaluation:
+    """Compare what came of cases with their labels."""
+    pairs = [(case, made.score) for case, made in zip(cases, attempts, strict=True)]
+    hinted = [made.judgement is not None and made.judgement.hint is not None for made in attempts]
     found = sum(hint and case.corrective for hint, case in zip(hinted, cases, strict=True))
-    corrective = sum(case.corrective for case in cases)
     groups = {case.group for case in cases if case.group is not None}
+    failures = [made.failure for made in attempts if made.failure is not None]
+    misjudged = tuple(n for n, (case, verdict) in enumerate(pairs) if _sign(verdict) != str(case.score))
     return Evaluation(
-        kind=judge.kind,
-        prompt_version=judge.prompt_version,
+        kind=kind,
+        prompt_version=prompt_version,
         overall=agreement(pairs),
         by_language={
-            language: agreement([pair for pair in pairs if pair[0].language == language])
-            for language in sorted({case.language for case in cases})
+            language: agreement([pair for pair in pairs if pair[0].language == language]) for language in LANGUAGES
         },
         by_group={group: agreement([pair for pair in pairs if pair[0].group == group]) for group in sorted(groups)},
         hint_precision=_share(found, sum(hinted)),
-        hint_recall=_share(found, corrective),
+        hint_recall=_share(found, sum(case.corrective for case in cases)),
         confusion=dict(Counter(f"{case.score}>{_sign(verdict)}" for case, verdict in pairs)),
-        failures=dict(failures),
-        latency_mean_s=sum(latencies) / max(1, len(latencies)),
-        latency_max_s=max(latencies, default=0.0),
-        misjudged=tuple(n for n, (case, verdict) in enumerate(pairs) if _sign(verdict) != str(case.score)),
+        failures=dict(Counter(failures)),
+        latencies_s=tuple(made.latency_s for made in attempts),
+        misjudged=misjudged,
+        raw_outputs={number: attempts[number].raw for number in misjudged},
     )
 
 
@@ -127,15 +199,21 @@ def agreement(pairs: Sequence[tuple[Case, float | None]]) -> Agreement:
     )
 
 
-async def _judge_one(judge: Judge, turn: Turn, failures: Counter[str]) -> Judgement | None:
+async def _attempt(judge: Judge, turn: Turn, *, raises: bool) -> Attempt:
+    started = time.monotonic()
     try:
         judgement = await judge.judge(turn)
     except JudgeError as error:
-        failures[error.reason] += 1
-        return None
-    if judgement.score is None:
-        failures[judgement.outcome.value] += 1
-    return judgement
+        if raises and isinstance(error, JudgeUnavailable):
+            raise
+        elapsed = time.monotonic() - started
+        return Attempt(judgement=None, failure=error.reason, message=str(error), latency_s=elapsed)
+    return Attempt(
+        judgement=judgement,
+        failure=judgement.outcome.value if judgement.score is None else None,
+        message=None,
+        latency_s=time.monotonic() - started,
+    )
 
 
 def _sign(verdict: float | None) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from openclaw_rl.config import Config
 from openclaw_rl.judging.base import Judge
 
+if TYPE_CHECKING:
+    from openclaw_rl.judging.local_scoring import LocalScoring
 
-def build_judge(config: Config) -> Judge:
-    """Build the judge of `config.judge.kind`.
+
+def build_judge(config: Config, *, alone: bool = False) -> Judge:
+    """Build the judge of `config.judge.kind`. `alone`: without a running engine, loading what it needs here.
 
     Raises:
         JudgeMisconfigured: if it cannot work as configured.
@@ -23,7 +28,8 @@ def build_judge(config: Config) -> Judge:
             from openclaw_rl.judging.verdict_logits import VerdictLogitsScorer
             from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 
-            return ReactionJudge(VerdictLogitsScorer(EmbeddedEngine.from_config(config), model=config.model.path))
+            engine = _local_engine(config) if alone else EmbeddedEngine.from_config(config)
+            return ReactionJudge(VerdictLogitsScorer(engine, model=config.model.path))
         case "llm":
             from openclaw_rl.judging.llm import LlmJudge, endpoint_of, key_of
 
@@ -33,7 +39,37 @@ def build_judge(config: Config) -> Judge:
                 key=key_of(config),
                 structured=config.judge.base_url is not None,
             )
+        case "custom":
+            from openclaw_rl.judging.reward_models import DEFAULT_RANGE, RewardJudge, load_custom
+
+            score, version = load_custom(config)
+            return RewardJudge(
+                score,
+                kind="custom",
+                version=version,
+                score_range=config.judge.score_range or DEFAULT_RANGE,
+                workers=config.judge.workers,
+            )
+        case "reward_model":
+            from openclaw_rl.judging.reward_models import RewardJudge
+            from openclaw_rl.judging.sequence_classifier import PROBABILITY, SequenceClassifier
+
+            model = SequenceClassifier(config)
+            return RewardJudge(
+                model.score,
+                kind="reward_model",
+                version=model.version,
+                score_range=config.judge.score_range or PROBABILITY,
+                workers=config.judge.workers,
+            )
         case "scripted":
             from openclaw_rl.testing.scripted_judge import ScriptedJudge
 
             return ScriptedJudge()
+
+
+def _local_engine(config: Config) -> LocalScoring:
+    from openclaw_rl.judging.local_scoring import LocalScoring
+    from openclaw_rl.models import resolve_model
+
+    return LocalScoring(resolve_model(config.model))

@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from openclaw_rl.config import Config, JudgeConfig
 from openclaw_rl.judging.base import JudgeError, JudgeMisconfigured, JudgeUnavailable, output_of, task_of
-from openclaw_rl.judging.hint_candidates import REFUSED
+from openclaw_rl.judging.endpoint import OF_THIS_REQUEST, ChatEndpoint, Refused, Unreachable
 from openclaw_rl.judging.prompt_files import load_prompt
-from openclaw_rl.judging.text import answer_text, head_tail
-from openclaw_rl.judging.votes import Vote, aggregate, defuse, parse_vote
+from openclaw_rl.judging.text import answer_text, head_tail, shared_budget
+from openclaw_rl.judging.votes import Tally, Vote, aggregate, defuse, parse_vote, settled
 from openclaw_rl.types import Judgement, Message, Turn
 
-log = logging.getLogger(__name__)
-
-MAX_CONVERSATION_CHARS = 6000
-MAX_PART_CHARS = 4000
-MAX_TOOLS_CHARS = 1000
-BACKOFF_S = 0.5
-MAX_BACKOFF_S = 8.0
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-_SCHEMA = {
+MAX_TOOLS_CHARS = 1500
+MAX_REPLY_CHARS = 4000
+"""Of a raw reply, as it is kept with the judgement."""
+STRAGGLER_S = 1.0
+STRAGGLER_SHARE = 0.5
+"""Once the score stands, votes still under way (perhaps with a better hint) get this much of the time used so far."""
+RESPONSE_FORMAT = {
     "type": "json_schema",
     "json_schema": {
         "name": "verdict",
@@ -41,18 +40,6 @@ _SCHEMA = {
         },
     },
 }
-
-
-class _Refused(Exception):
-    """The endpoint answered that it will not serve this request; trying again changes nothing."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"the judge's endpoint answered {status}")
-        self.status = status
-
-
-class _Unreachable(Exception):
-    """The endpoint did not answer, or is overloaded, after all retries."""
 
 
 def endpoint_of(config: Config) -> str:
@@ -79,10 +66,36 @@ def key_of(config: Config, environment: Mapping[str, str] = os.environ) -> str |
     return None
 
 
-def described(messages: Sequence[Message], limit: int) -> str:
-    """Messages as text with their roles, at most `limit` characters; the judge's markers are broken."""
-    text = "\n".join(f"[{message.get('role', '?')}] {answer_text(message)}" for message in messages)
-    return defuse(head_tail(text, limit)) or "(nothing)"
+def described(messages: Sequence[Message]) -> str:
+    """Messages as text, each with its role; further lines are indented, so that no text can pose as a message."""
+    shown = (answer_text(message).replace("\n", "\n  ") for message in messages)
+    return "\n".join(f"[{message.get('role', '?')}] {text}" for message, text in zip(messages, shown, strict=True))
+
+
+def offered(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The tools offered, a line each: the name, and the first line of what it is for."""
+    functions = [tool.get("function", tool) for tool in tools]
+    lines = [(str(one.get("name", "?")), str(one.get("description") or "").strip()) for one in functions]
+    return "\n".join(f"{name}: {text.splitlines()[0]}" if text else name for name, text in lines)
+
+
+@dataclass(kw_only=True, slots=True)
+class Ballot:
+    """The votes that are in: raw replies with what was read in them, and the reasons why others were lost."""
+
+    replies: list[str] = field(default_factory=list)
+    votes: list[Vote] = field(default_factory=list)
+    lost: list[Refused | Unreachable] = field(default_factory=list)
+
+    def take(self, vote: asyncio.Task[str]) -> None:
+        """Count a vote that has ended; an error of our own is raised."""
+        try:
+            reply = vote.result()
+        except (Refused, Unreachable) as error:
+            self.lost.append(error)
+        else:
+            self.replies.append(reply)
+            self.votes.append(parse_vote(reply))
 
 
 class LlmJudge:
@@ -100,19 +113,25 @@ class LlmJudge:
         transport: httpx.AsyncBaseTransport | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        """Remember the endpoint. `structured`: ask for JSON first, and stop asking if the endpoint refuses that."""
+        """Remember the endpoint. `structured`: ask for JSON first, and stop asking if the endpoint refuses that.
+
+        Raises:
+            JudgeMisconfigured: if the base URL is none.
+        """
+        _check_url(base_url)
         self._config = config
         self._prompt = load_prompt("llm_judge")
-        self._structured = structured
         self._rng = rng or random.Random()
-        headers = {"X-No-Train": "1"} | ({"Authorization": f"Bearer {key}"} if key else {})
-        self._client = httpx.AsyncClient(
-            base_url=base_url.rstrip("/") + "/",
-            headers=headers,
-            transport=transport,
-            timeout=config.timeout_s,
+        self._endpoint = ChatEndpoint(
+            base_url=base_url,
+            key=key,
+            timeout_s=config.timeout_s,
+            max_retries=config.max_retries,
+            response_format=RESPONSE_FORMAT if structured else None,
             # Our own gateway is on this machine: a proxy of the environment must not be shown the conversations.
             trust_env=config.base_url is not None,
+            transport=transport,
+            rng=self._rng,
         )
 
     @property
@@ -121,109 +140,124 @@ class LlmJudge:
         return self._prompt.version
 
     async def judge(self, turn: Turn) -> Judgement:
-        """Judge one turn; each vote has `timeout_s` in all, and none waits for another.
+        """Judge one turn within `turn_timeout_s`; each vote has `timeout_s`, and none waits for another.
 
         Raises:
-            JudgeUnavailable: if no vote reached the endpoint.
-            JudgeError: if the endpoint refused every vote.
+            JudgeUnavailable: if the endpoint answered no vote, or refuses everything.
+            JudgeError: if the endpoint refused every vote on this turn.
         """
         started = time.monotonic()
-        task = task_of(turn)
-        messages = self._messages(turn)
-        replies = await asyncio.gather(
-            *(self._vote(messages) for _ in range(self._config.votes)), return_exceptions=True
-        )
-        votes = [reply for reply in replies if isinstance(reply, Vote)]
-        lost = [reply for reply in replies if not isinstance(reply, Vote)]
-        for error in lost:
-            if not isinstance(error, _Refused | _Unreachable | TimeoutError):
-                raise error
-        if not votes:
-            self._raise_for(lost)
+        ballot = await self._poll(self._messages(turn), started)
+        if not ballot.votes:
+            raise no_vote(ballot.lost)
         tally = aggregate(
-            votes, task=task, threshold=self._config.vote_threshold, min_valid=self._config.min_valid_votes
+            ballot.votes,
+            task=task_of(turn),
+            threshold=self._config.vote_threshold,
+            min_valid=self._config.min_valid_votes,
         )
-        score = None if tally.score is None else float(tally.score)
+        accepted = tally.hints.accepted
         return Judgement(
             turn_id=turn.turn_id,
             kind=self.kind,
             outcome=tally.outcome,
-            score=score,
-            hint=next(iter(tally.hints.accepted), None),
-            alternatives=tally.hints.accepted[1:],
+            score=None if tally.score is None else float(tally.score),
+            hint=next(iter(accepted), None),
+            alternatives=accepted[1:],
             prompt_version=self.prompt_version,
             latency_s=time.monotonic() - started,
-            details={
-                "by": "votes",
-                "counts": {str(value): count for value, count in tally.counts.items()},
-                "problems": tally.problems,
-                "lost": len(lost),
-                **({REFUSED: dict(tally.hints.refused)} if tally.hints.refused else {}),
-            },
+            details=_details(ballot, tally),
             created_at=time.time(),
         )
 
+    async def _poll(self, messages: Sequence[Message], started: float) -> Ballot:
+        """Ask for all votes at once; end when all are in, or the score stands and stragglers had their time."""
+        ballot = Ballot()
+        pending = {asyncio.create_task(self._endpoint.reply(self._body(messages))) for _ in range(self._config.votes)}
+        end = started + self._config.turn_timeout_s
+        stands = False
+        try:
+            while pending and (left := end - time.monotonic()) > 0:
+                done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                for vote in done:
+                    ballot.take(vote)
+                if not stands and self._stands(ballot, len(pending)):
+                    stands = True
+                    now = time.monotonic()
+                    end = min(end, now + max(STRAGGLER_S, STRAGGLER_SHARE * (now - started)))
+        finally:
+            for vote in pending:
+                vote.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
+        ballot.lost += [Unreachable("straggler" if stands else "timeout") for _ in pending]
+        return ballot
+
+    def _stands(self, ballot: Ballot, outstanding: int) -> bool:
+        config = self._config
+        return settled(ballot.votes, outstanding, threshold=config.vote_threshold, min_valid=config.min_valid_votes)
+
     def _messages(self, turn: Turn) -> tuple[Message, ...]:
-        names = ", ".join(str(tool.get("function", tool).get("name", "?")) for tool in turn.request.tools)
-        return self._prompt.messages(
-            {
-                "conversation": described(turn.request.messages, MAX_CONVERSATION_CHARS),
-                "tools": defuse(head_tail(names, MAX_TOOLS_CHARS)) or "(none)",
-                "output": defuse(head_tail(output_of(turn), MAX_PART_CHARS)),
-                "next_state": described(turn.next_state or (), MAX_PART_CHARS),
-            }
-        )
+        parts = {
+            "task": task_of(turn),
+            "conversation": described(turn.request.messages),
+            "output": output_of(turn),
+            "next_state": described(turn.next_state or ()),
+        }
+        limits = shared_budget([len(text) for text in parts.values()], self._config.shown_chars)
+        shown = {
+            name: defuse(head_tail(text, limit)) or "(nothing)"
+            for (name, text), limit in zip(parts.items(), limits, strict=True)
+        }
+        tools = defuse(head_tail(offered(turn.request.tools), MAX_TOOLS_CHARS)) or "(none)"
+        return self._prompt.messages({**shown, "tools": tools})
 
-    async def _vote(self, messages: Sequence[Message]) -> Vote:
-        async with asyncio.timeout(self._config.timeout_s):
-            for attempt in range(self._config.max_retries + 1):
-                try:
-                    return parse_vote(await self._ask(messages))
-                except (_Unreachable, httpx.TransportError) as error:
-                    if attempt == self._config.max_retries:
-                        raise _Unreachable(type(error).__name__) from error
-                pause = min(MAX_BACKOFF_S, BACKOFF_S * 2**attempt) * (0.5 + self._rng.random() / 2)
-                await asyncio.sleep(pause)
-        raise _Unreachable("no attempt was allowed")
-
-    async def _ask(self, messages: Sequence[Message]) -> str:
-        structured = self._structured
-        body: dict[str, Any] = {
+    def _body(self, messages: Sequence[Message]) -> dict[str, Any]:
+        return {
             "model": self._config.model,
             "messages": [dict(message) for message in messages],
             "temperature": self._config.temperature,
             "max_tokens": self._config.max_tokens,
             "seed": self._rng.randrange(2**31),
         }
-        if structured:
-            body["response_format"] = _SCHEMA
-        response = await self._client.post("chat/completions", json=body)
-        if response.status_code in _RETRIED:
-            raise _Unreachable(f"status {response.status_code}")
-        if response.status_code in {400, 422} and structured:
-            if self._structured:
-                log.warning("the judge's endpoint refuses structured output; reading \\boxed{} from now on")
-            self._structured = False
-            return await self._ask(messages)
-        if response.status_code >= 400:
-            raise _Refused(response.status_code)
-        return reply_text(response)
-
-    def _raise_for(self, lost: Sequence[BaseException]) -> None:
-        refused = [error for error in lost if isinstance(error, _Refused)]
-        if refused:
-            raise JudgeError(f"status_{refused[0].status}", str(refused[0]))
-        raise JudgeUnavailable("unreachable", "the judge's endpoint does not answer")
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        await self._endpoint.close()
 
 
-def reply_text(response: httpx.Response) -> str:
-    """The text of a chat completion; a body of another shape reads as an empty reply, which is no valid vote."""
+def _check_url(base_url: str) -> None:
     try:
-        content = response.json()["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
-        return ""
-    return content if isinstance(content, str) else ""
+        url = httpx.URL(base_url)
+    except httpx.InvalidURL as error:
+        raise JudgeMisconfigured(f"judge.base_url {base_url!r}: {error}") from error
+    if not url.host or not 0 < (url.port or 80) < 2**16:
+        raise JudgeMisconfigured(f"judge.base_url {base_url!r} names no host, or a port that there cannot be")
+
+
+def _details(ballot: Ballot, tally: Tally) -> dict[str, Any]:
+    """What a judgement rests on. The raw replies are among it: they show why every score is the same."""
+    reasons = Counter(
+        lost.reason if isinstance(lost, Unreachable) else f"status_{lost.status}" for lost in ballot.lost
+    )
+    return {
+        "by": "votes",
+        "counts": {str(value): count for value, count in tally.counts.items()},
+        "problems": tally.problems,
+        "lost": len(ballot.lost),
+        "lost_by": dict(reasons),
+        "replies": [reply[:MAX_REPLY_CHARS] for reply in ballot.replies],
+        **({REFUSED: dict(tally.hints.refused)} if tally.hints.refused else {}),
+    }
+
+
+def no_vote(lost: Sequence[Refused | Unreachable]) -> JudgeError:
+    """Why no vote came: the endpoint is away or refuses all that we ask (unavailable), or it refuses this turn."""
+    away = [error for error in lost if isinstance(error, Unreachable)]
+    if away:
+        asked = [error.retry_after_s for error in away if error.retry_after_s is not None]
+        return JudgeUnavailable(away[0].reason, str(away[0]), retry_after_s=max(asked, default=None))
+    refused = [error for error in lost if isinstance(error, Refused)]
+    of_all = [error for error in refused if error.status not in OF_THIS_REQUEST]
+    if of_all:
+        return JudgeUnavailable(f"status_{of_all[0].status}", str(of_all[0]))
+    return JudgeError(f"status_{refused[0].status}", str(refused[0]))

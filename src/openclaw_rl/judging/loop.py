@@ -1,9 +1,9 @@
 """The judging loop: claim turns whose next state is there, judge a few at once, record what came of it.
 
-A claim is a lease, so that a judge that dies loses nothing (one that starts frees what a dead one held). A failure is
-tried again after a pause, until `judge.max_attempts` make it a judgement that says FAILED. While what the judge needs
-is down, one turn at a time finds out whether it is back, no attempt is used up, the work waits in the store, and
-`status` says for what.
+A claim is a lease, so that a judge that dies loses nothing (one that starts frees what a dead one held). A failure of
+a turn's own is tried again after a pause, until `judge.max_attempts` make it a judgement that says FAILED. While what
+the judge needs is down, the breaker is open: the work waits in the store and uses up no attempt, and `status` says
+since when and until when. A turn that fails so again after others were judged is at fault itself.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import functools
 import logging
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,8 @@ from typing import Any, TypeVar
 
 from openclaw_rl.config import Config
 from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
+from openclaw_rl.judging.breaker import CircuitBreaker
+from openclaw_rl.judging.collapse import ScoreWatch
 from openclaw_rl.judging.factory import build_judge
 from openclaw_rl.judging.hint_candidates import screened
 from openclaw_rl.judging.signals import by_signals_alone, weighed
@@ -33,10 +34,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RETRY_S = 1.0
-HOLD_S = 0.5
-MAX_HOLD_S = 15.0
-DEADLINE_SHARE = 0.9
-"""A turn is given up at this share of its lease, before another judge may claim it."""
+BEHIND_S = 0.5
+"""A turn that met an outage is tried this much later than the others, so that one of these is the next probe."""
 
 
 class JudgingLoop:
@@ -50,9 +49,10 @@ class JudgingLoop:
         self._reporter = LoopReporter(store, LoopName.JUDGING)
         self._patience = Patience(stop, self._reporter.waiting)
         self._running: dict[asyncio.Task[None], str] = {}
-        self._outages = 0
-        self._held_until = 0.0
-        self._held_for: str | None = None
+        self._breaker = CircuitBreaker()
+        self._watch = ScoreWatch(config.judge.collapse_window, votes=config.judge.votes)
+        self._suspects: dict[str, int] = {}  # turns that met an outage, and how many had been judged by then
+        self._judged = 0
         self._done = 0
 
     async def run(self) -> None:
@@ -79,10 +79,8 @@ class JudgingLoop:
         return await asyncio.to_thread(self._patience.until_done, functools.partial(call, *args, **options))
 
     async def _claim(self) -> list[tuple[Turn, int]]:
-        free = self._config.judge.workers - len(self._running)
-        if self._outages:
-            free = min(free, 1 - len(self._running))  # one turn finds out whether the judge is back
-        if free <= 0 or time.monotonic() < self._held_until:
+        free = self._breaker.allowance(self._config.judge.workers, len(self._running), time.time())
+        if free <= 0:
             return []
         return await self._stored(self._store.turns.claim_for_judging, free, self._config.judge.lease_s)
 
@@ -93,13 +91,16 @@ class JudgingLoop:
             self._running[asyncio.create_task(self._judge_turn(turn, attempts))] = turn.turn_id
 
     async def _say(self) -> None:
-        if self._outages and not self._running:
-            await asyncio.to_thread(self._reporter.waiting, self._held_for or "the judge", judged=self._done)
+        details: dict[str, Any] = {"judged": self._done, "kind": self._judge.kind, "warning": self._watch.warning}
+        outage = self._breaker.outage
+        if outage is not None:
+            details |= {"down_since": outage.since, "next_try_at": outage.next_try_at, "down_reason": outage.reason}
+            await asyncio.to_thread(self._reporter.waiting, outage.sentence(time.time()), **details)
         elif self._running:
             activity = f"judging by {self._judge.kind}"
-            await asyncio.to_thread(self._reporter.working, activity, judged=self._done, now=len(self._running))
+            await asyncio.to_thread(self._reporter.working, activity, now=len(self._running), **details)
         else:
-            await asyncio.to_thread(self._reporter.waiting, "a turn with a next state", judged=self._done)
+            await asyncio.to_thread(self._reporter.waiting, "a turn with a next state", **details)
 
     async def _wait(self) -> None:
         pause = self._config.rollout.poll_interval_s
@@ -120,17 +121,31 @@ class JudgingLoop:
             return
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._config.judge.lease_s * DEADLINE_SHARE):
+            async with asyncio.timeout(self._deadline_s()):
                 judgement = await self._judge.judge(turn)
         except JudgeUnavailable as error:
-            await self._hold(turn, error)
+            await self._unavailable(turn, attempts, error, started)
         except JudgeError as error:
             await self._retry(turn, attempts + 1, error.reason, started)
         except TimeoutError:
-            await self._retry(turn, attempts + 1, "deadline", started)
+            await self._unavailable(turn, attempts, JudgeUnavailable("deadline", "the judge hangs"), started)
         else:
-            self._outages, self._held_for = 0, None
-            await self._record(weighed(screened(judgement, turn), turn, self._config.judge.signals))
+            await self._verdict(turn, judgement)
+
+    def _deadline_s(self) -> float:
+        """Between the turn's own deadline, which a judge of votes keeps itself, and the end of its lease."""
+        return (self._config.judge.turn_timeout_s + self._config.judge.lease_s) / 2
+
+    async def _verdict(self, turn: Turn, judgement: Judgement) -> None:
+        self._judged += 1
+        self._suspects.pop(turn.turn_id, None)
+        ended = self._breaker.succeeded()
+        if ended is not None:
+            log.warning("the judge is back after %.0f s", time.time() - ended.since)
+        if self._watch.saw(judgement, turn):
+            log.warning("%s", self._watch.warning)
+            await self._stored(self._store.status.count, "judge_scores_collapsed")
+        await self._record(weighed(screened(judgement, turn), turn, self._config.judge.signals))
 
     async def _record(self, judgement: Judgement) -> None:
         await self._stored(self._store.turns.record_judgement, judgement)
@@ -140,19 +155,25 @@ class JudgingLoop:
         log.warning("judging turn %s failed (%s), attempt %d", turn.turn_id, reason, attempts)
         await self._stored(self._store.status.count, f"judge_failures_{reason}")
         if attempts >= self._config.judge.max_attempts:
+            self._suspects.pop(turn.turn_id, None)
             await self._record(failed(turn, self._judge, reason, started))
             return
         await self._release(turn.turn_id, RETRY_S * 2 ** (attempts - 1), counts=True)
 
-    async def _hold(self, turn: Turn, error: JudgeUnavailable) -> None:
+    async def _unavailable(self, turn: Turn, attempts: int, error: JudgeUnavailable, started: float) -> None:
+        before = self._suspects.get(turn.turn_id)
+        self._suspects[turn.turn_id] = self._judged
+        if before is not None and before < self._judged:  # others were judged since: it is this turn
+            await self._retry(turn, attempts + 1, error.reason, started)
+            return
+        now = time.time()
+        begins = self._breaker.outage is None
+        outage = self._breaker.failed(error.reason, now, error.retry_after_s)
         await self._stored(self._store.status.count, f"judge_unavailable_{error.reason}")
-        if not self._outages:
-            log.warning("the judge is unavailable (%s): turns wait in the store", error.reason)
-        pause = min(MAX_HOLD_S, HOLD_S * 2**self._outages) * (0.5 + random.random() / 2)
-        self._outages = min(self._outages + 1, 16)
-        self._held_until = time.monotonic() + pause
-        self._held_for = str(error)
-        await self._release(turn.turn_id, 0.0, counts=False)
+        if begins:
+            await self._stored(self._store.status.count, "judge_outages")
+            log.warning("the judge is down (%s): %s; turns wait in the store", error.reason, error)
+        await self._release(turn.turn_id, outage.next_try_at - now + BEHIND_S, counts=False)
 
     async def _release(self, turn_id: str, retry_in_s: float, *, counts: bool) -> None:
         await self._stored(self._store.turns.release_from_judging, turn_id, retry_in_s=retry_in_s, counts=counts)

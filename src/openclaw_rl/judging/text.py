@@ -94,3 +94,13 @@ def head_tail(text: str, limit: int) -> str:
 def last_user_text(messages: Sequence[Message]) -> str:
     """The words of the last user message, or an empty text."""
     return next((content_text(message) for message in reversed(messages) if message.get("role") == "user"), "")
+
+
+def shared_budget(lengths: Sequence[int], total: int) -> list[int]:
+    """How many characters each part may keep of a common budget: equal shares, and what one does not need goes on."""
+    limits = [0] * len(lengths)
+    left = total
+    for done, index in enumerate(sorted(range(len(lengths)), key=lambda one: lengths[one])):
+        limits[index] = min(lengths[index], left // (len(lengths) - done))
+        left -= limits[index]
+    return limits

@@ -26,7 +26,9 @@ _FENCE = re.compile(r"^\s*```(?:json)?\s*\n(.*?)\n\s*```\s*$", re.DOTALL)
 _BOXED = re.compile(r"\\boxed\s*\{\s*([^{}]*?)\s*\}")
 _HINT = re.compile(re.escape(HINT_START) + r"(.*?)" + re.escape(HINT_END), re.DOTALL)
 _SCORES = {"1": 1, "+1": 1, "0": 0, "-1": -1, "−1": -1}
-_MARKERS = re.compile(r"\\boxed|\[/?HINT_(?:START|END)\]|</?think>|```", re.IGNORECASE)
+_MARKERS = re.compile(r"\\boxed|\[/?HINT_(?:START|END)\]|\[/?hint\]|</?think>|```", re.IGNORECASE)
+_RULER = re.compile(r"-{5,}")  # the lines that part the sections of the judge's prompt
+_FOUR = re.compile(r"-{1,4}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +57,14 @@ class Tally:
 
 def defuse(text: str) -> str:
     """Break the judge's own markers where they stand in text that it is shown, so that quoting it has no effect."""
-    return _MARKERS.sub(lambda match: match.group()[0] + "\u200b" + match.group()[1:], text)
+    ruled = _RULER.sub(lambda match: "\u200b".join(_FOUR.findall(match.group())), text)
+    return _MARKERS.sub(lambda match: match.group()[0] + "\u200b" + match.group()[1:], ruled)
 
 
 def parse_vote(reply: str) -> Vote:
     """Read one reply: a JSON object with `score` and `hint`, or `\\boxed{}` with a hint between its markers."""
+    if not reply.strip():
+        return Vote(score=None, problem="empty_reply")
     own = _THOUGHT.sub("", reply)
     if "<think>" in own:
         return Vote(score=None, problem="unfinished_thought")
@@ -78,6 +83,17 @@ def parse_vote(reply: str) -> Vote:
         return Vote(score=None, problem="unknown_verdict")
     hints = _HINT.findall(own)
     return Vote(score=score, hint=_clean(hints[-1]) if hints else None)
+
+
+def settled(votes: Sequence[Vote], outstanding: int, *, threshold: float, min_valid: int) -> bool:
+    """Say whether the score stands, whatever the `outstanding` votes will be: nobody need wait for them."""
+    valid = Counter(vote.score for vote in votes if vote.score is not None)
+    total = sum(valid.values())
+    if total < max(1, min_valid):
+        return False
+    (_, most), *others = valid.most_common()
+    second = others[0][1] if others else 0
+    return most > second + outstanding and most / (total + outstanding) > threshold
 
 
 def _structured(own: str) -> Vote | None:

@@ -23,7 +23,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience
 from openclaw_rl.store.transitions import TurnGone
 from openclaw_rl.supervision.process import LoopReporter
-from openclaw_rl.types import HUMAN, Judgement, LoopName, Sample, SignalKind, Turn, TurnState
+from openclaw_rl.types import HUMAN, ExclusionReason, Judgement, LoopName, Sample, SignalKind, Turn, TurnState
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def take_signals(store: Store, config: Config, _now: float) -> int:
 
 def keep_at_least_one(store: Store, config: Config, now: float) -> int:
     """With `rollout.at_least_one`: one turn of each ended session whose scores were all 0 becomes a sample."""
-    if not config.rollout.at_least_one:
+    if not (config.rollout.at_least_one and config.training.enabled):
         return 0
     kept = [turn for turn_id in store.feedback.keep_one() if (turn := store.turns.get(turn_id)) is not None]
     for turn in kept:
@@ -100,6 +100,8 @@ def settle_judged(store: Store, config: Config, now: float) -> int:
         if judgement.kind == HUMAN:  # nobody has looked at its comment yet
             judgement = _screened(store, judgement, turn)
         outcome = build_sample(turn, judgement, config.training.method, retry=search.demonstration, now=now)
+        if isinstance(outcome, Sample) and not config.training.enabled:
+            outcome = ExclusionReason.NOT_TRAINING
         if isinstance(outcome, Sample):
             store.samples.add(outcome)
         else:

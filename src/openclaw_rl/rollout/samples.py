@@ -31,9 +31,11 @@ REASON_WITHOUT_SIGNAL: Mapping[JudgementOutcome, ExclusionReason] = {
     JudgementOutcome.SCORED: ExclusionReason.NO_SIGNAL,
     JudgementOutcome.TIE: ExclusionReason.JUDGE_TIE,
     JudgementOutcome.TOO_FEW_VALID: ExclusionReason.TOO_FEW_VALID_VOTES,
+    JudgementOutcome.ABSENT: ExclusionReason.NO_SIGNAL,
     JudgementOutcome.FAILED: ExclusionReason.JUDGE_FAILED,
 }
-"""Why a judged turn without a signal is excluded. NO_SIGNAL: the judge answered, and the method has no use for it."""
+"""Why a judged turn without a signal is excluded. NO_SIGNAL: the judge did its work, and there is no score, or none
+that the method has a use for."""
 
 
 def reward_of(judgement: Judgement, method: Method) -> float | None:

@@ -12,6 +12,7 @@ from openclaw_rl.store.erasure import ErasureStore
 from openclaw_rl.store.feedback import FeedbackStore
 from openclaw_rl.store.lineage import LineageStore
 from openclaw_rl.store.recording import RecordingStore
+from openclaw_rl.store.replay import ReplayStore
 from openclaw_rl.store.samples import SampleStore
 from openclaw_rl.store.sessions import SessionStore
 from openclaw_rl.store.status import StatusStore
@@ -22,7 +23,7 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in ten rooms that share one database. Every method of a room is one transaction,
+    """The record, in eleven rooms that share one database. Every method of a room is one transaction,
     unless `together` joins several."""
 
     def __init__(self, database: Database) -> None:
@@ -31,6 +32,7 @@ class Store:
         self.turns = TurnStore(database)
         self.lineage = LineageStore(database)
         self.feedback = FeedbackStore(database)
+        self.replay = ReplayStore(database)
         self.samples = SampleStore(database)
         self.versions = VersionStore(database)
         self.status = StatusStore(database)

@@ -103,7 +103,7 @@ turns = Table(
     Column("served_at", Float, nullable=False),
     Column("judge_lease_until", Float),
     Column("judge_attempts", Integer, nullable=False, default=0),
-    Column("feedback_seen", Integer),  # the newest human judgement that the rollout loop has acted on
+    Column("feedback_seen", Integer),  # the newest given judgement that the rollout loop has acted on
     Index("turns_by_state", "state", "served_at"),
     Index("turns_by_reason", "reason"),
     Index("turns_by_context", "key_id", "context_hash"),

@@ -34,7 +34,8 @@ from openclaw_rl.types import (
 )
 
 
-def _turn_rows() -> Select[Any]:
+def turn_rows() -> Select[Any]:
+    """Every turn with its request, as `turn_from` reads it."""
     own = [column for column in turns.c if column.name not in {"turn_id", "session_id", "key_id"}]
     return select(*requests.c, *own).join(requests, turns.c.turn_id == requests.c.turn_id)
 
@@ -47,7 +48,7 @@ class TurnStore(ServedTurns):
     def get(self, turn_id: str) -> Turn | None:
         """One turn, whole."""
         with self._database.read() as connection:
-            row = connection.execute(_turn_rows().where(turns.c.turn_id == turn_id)).mappings().first()
+            row = connection.execute(turn_rows().where(turns.c.turn_id == turn_id)).mappings().first()
             return None if row is None else turn_from(row)
 
     def any_known(self, turn_ids: Sequence[str]) -> bool:
@@ -58,7 +59,7 @@ class TurnStore(ServedTurns):
 
     def of_session(self, session_id: str) -> list[Turn]:
         """The turns of a session, in the order they were served."""
-        query = _turn_rows().where(turns.c.session_id == session_id).order_by(turns.c.served_at)
+        query = turn_rows().where(turns.c.session_id == session_id).order_by(turns.c.served_at)
         with self._database.read() as connection:
             return [turn_from(row) for row in connection.execute(query).mappings()]
 
@@ -73,7 +74,7 @@ class TurnStore(ServedTurns):
 
     def in_state(self, state: TurnState, *, limit: int = 256) -> list[Turn]:
         """Turns in a state, the oldest first."""
-        query = _turn_rows().where(turns.c.state == state.value).order_by(turns.c.served_at).limit(limit)
+        query = turn_rows().where(turns.c.state == state.value).order_by(turns.c.served_at).limit(limit)
         with self._database.read() as connection:
             return [turn_from(row) for row in connection.execute(query).mappings()]
 
@@ -163,7 +164,7 @@ class TurnStore(ServedTurns):
     def claim_for_judging(self, limit: int, lease_s: float) -> list[tuple[Turn, int]]:
         """Claim turns without a judgement, the oldest first, each with its number of attempts so far.
 
-        A turn that a person has judged, and that has no next state, is not claimed: a judge has nothing to add.
+        A turn with a given judgement, and without a next state, is not claimed: a judge has nothing to add.
 
         A claim is a lease: it runs out when its judge dies, and the turn is claimed again.
         """
@@ -171,7 +172,7 @@ class TurnStore(ServedTurns):
         free = turns.c.judge_lease_until.is_(None) | (turns.c.judge_lease_until < now)
         with self._database.write() as connection:
             query = (
-                _turn_rows()
+                turn_rows()
                 .add_columns(turns.c.judge_attempts)
                 .where(turns.c.state == TurnState.JUDGING.value, free, ~decided())
                 .order_by(turns.c.served_at)
@@ -240,7 +241,7 @@ class TurnStore(ServedTurns):
 
     def judged(self, *, limit: int = 256) -> list[tuple[Turn, Judgement]]:
         """Turns in `judging` whose judgement is here, with the one that counts: a person's before a judge's."""
-        due = _turn_rows().where(turns.c.state == TurnState.JUDGING.value, decided()).limit(limit)
+        due = turn_rows().where(turns.c.state == TurnState.JUDGING.value, decided()).limit(limit)
         with self._database.read() as connection:
             rows = list(connection.execute(due.order_by(turns.c.state_since)).mappings())
             query = judgements.select().where(judgements.c.turn_id.in_([row["turn_id"] for row in rows]))
@@ -253,7 +254,7 @@ class TurnStore(ServedTurns):
         """A turn with what followed it: who brought its next state, and the judgement that counts."""
         latest = select(judgements).where(judgements.c.turn_id == turn_id).order_by(judgements.c.judgement_id)
         with self._database.read() as connection:
-            query = _turn_rows().where(turns.c.turn_id == turn_id)
+            query = turn_rows().where(turns.c.turn_id == turn_id)
             row = connection.execute(query).mappings().first()
             if row is None:
                 return None

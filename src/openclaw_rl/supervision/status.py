@@ -27,6 +27,7 @@ from openclaw_rl.store.outage import NOT_RECORDED, REFUSED, WORDS, Outage
 from openclaw_rl.supervision.children import START_ORDER
 from openclaw_rl.supervision.readiness import RecordHealth, ask_gateway
 from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorState, child_config_path, read_state
+from openclaw_rl.supervision.status_judge import JudgeReport, judge_report
 from openclaw_rl.types import LoopName, LoopStatus
 
 SILENT_AFTER_S = 10.0
@@ -84,6 +85,7 @@ class Progress:
     """Turns that were served and are not in the record, by reason."""
     refused: Mapping[str, int] = field(default_factory=dict)
     """Requests refused because they could not be recorded, by reason (`rollout.on_store_failure`)."""
+    judge: JudgeReport | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +148,9 @@ def collect(run_dir: Path, now: float | None = None) -> StatusReport:
 def _read(store_path: Path, run_dir: Path, now: float) -> tuple[Mapping[LoopName, LoopStatus], Progress]:
     store = Store.open(store_path, migrate=False)
     try:
-        return {status.loop: status for status in store.status.loops()}, _progress(store, run_dir, now)
+        said = {status.loop: status for status in store.status.loops()}
+        judge = judge_report(store.feedback.agreement(), said.get(LoopName.JUDGING))
+        return said, replace(_progress(store, run_dir, now), judge=judge)
     finally:
         store.close()
 
@@ -306,6 +310,7 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("signals", _tally(progress.signals) or "none"),
         ("chains", _chains(progress)),
         ("judged", f"{progress.judgements}, {progress.hints} with a hint"),
+        *(("judge", words) for words in (progress.judge.words() if progress.judge is not None else ())),
         ("samples", _tally(progress.samples_by_state) or "none"),
         ("batch", progress.due),
         ("version", f"{progress.version} in service"),

@@ -34,6 +34,9 @@ def run(config: Config, stop: threading.Event) -> None:
             # Nothing is said meanwhile: those spans end where the one before this one was last heard of.
             Patience(stop, lambda _words: None).until_done(lambda: _close_spans(store))
         reporter = LoopReporter(store, LoopName.TRAINING)
+        if not config.training.enabled:
+            idle(reporter, stop)
+            return
         reporter.working("loading the model")
         with ending_at_once():
             if stop.is_set():  # a moment before
@@ -56,6 +59,13 @@ def run(config: Config, stop: threading.Event) -> None:
 
 def _close_spans(store: Store) -> None:
     store.status.abort_spans((TRAINING_STEP, PUBLISH), LoopName.TRAINING)  # those of a killed predecessor
+
+
+def idle(reporter: LoopReporter, stop: threading.Event) -> None:
+    """With `training.enabled = false`: report that, and hold no model."""
+    while not stop.is_set():
+        reporter.waiting("nothing: training.enabled = false, answers are judged only")
+        stop.wait(1.0)
 
 
 def load_trainer(config: Config, renderer: Renderer | None = None) -> Trainer:

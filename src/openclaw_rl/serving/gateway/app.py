@@ -26,6 +26,7 @@ from openclaw_rl.serving.gateway.feedback import parse_feedback, read_small_body
 from openclaw_rl.serving.gateway.guard import StoreDown
 from openclaw_rl.serving.gateway.local_only import LocalOnly
 from openclaw_rl.serving.gateway.recorder import Recorder, reason_of
+from openclaw_rl.serving.gateway.reward import parse_reward
 from openclaw_rl.serving.gateway.versions import VersionKeeper
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS
@@ -81,6 +82,7 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     chat = ChatEndpoint(config.serving, engine, services.keys, services.keeper, services.recorder, services.load)
     app.router.routes.append(Route(CHAT_PATH, endpoint=chat, methods=["POST"]))
     _add_routes(app, services)
+    _add_feedback_routes(app, services)
     _add_error_shape(app)
     app.state.chat = chat
     if not config.serving.api_keys:
@@ -136,6 +138,8 @@ def _add_routes(app: FastAPI, services: Services) -> None:
             raise errors.GatewayError(404, "This key has no such session.", code="session_not_found")
         return _json(200, {"session_id": session_id, "ended": True})
 
+
+def _add_feedback_routes(app: FastAPI, services: Services) -> None:
     @app.post("/v1/feedback")
     async def feedback(request: Request) -> Response:
         principal = _principal(services, request)
@@ -150,6 +154,21 @@ def _add_routes(app: FastAPI, services: Services) -> None:
         if rated is None:
             raise errors.GatewayError(404, "This key has no such turn.", code="turn_not_found")
         return _json(200, {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.too_late})
+
+    @app.post("/v1/sessions/{session_id:path}/reward")
+    async def reward(session_id: str, request: Request) -> Response:
+        principal = _principal(services, request)
+        said = parse_reward(await read_small_body(request))
+        owner = None if principal.admin else principal.key_id
+        try:
+            rated = await services.recorder.reward(said, session=session_id, key_id=owner)
+        except (StoreDown, *STORE_ERRORS) as error:
+            logger.error("a reward was not recorded (%s)", reason_of(error))
+            raise errors.record_unavailable() from error
+        if rated is None:
+            raise errors.GatewayError(404, "This key has no such turn in such a session.", code="turn_not_found")
+        body = {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.too_late}
+        return _json(200, {**body, "repeated": rated.repeated})
 
 
 async def _readiness(services: Services) -> Response:

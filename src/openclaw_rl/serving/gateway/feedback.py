@@ -57,10 +57,15 @@ def parse_feedback(body: bytes) -> Feedback:
     fields = checks.parse_object(body)
     checks.known_fields(fields, frozenset({*_IDS, "score", "thumb", "comment"}))
     given = {name: value for name, value in fields.items() if value is not None}
-    return Feedback(turn_id=_turn_id(given), score=_score(given), comment=_comment(given))
+    return Feedback(turn_id=turn_id_of(given), score=_score(given), comment=_comment(given))
 
 
-def _turn_id(given: Mapping[str, Any]) -> str:
+def turn_id_of(given: Mapping[str, Any]) -> str:
+    """The turn that `turn_id` or `id` names.
+
+    Raises:
+        GatewayError: 400 where neither is there, or they name two.
+    """
     named = {checks.text(given[name], name).removeprefix(RESPONSE_PREFIX) for name in _IDS if name in given}
     if not named:
         raise checks.missing("turn_id")

@@ -19,10 +19,12 @@ from openclaw_rl.rollout.attempts import classify_attempt, signals_shown
 from openclaw_rl.rollout.client_rules import ClientRules, session_hint
 from openclaw_rl.rollout.lineage import NO_LINEAGE, ContextHasher, Lineage, context_hashes, resolve, stem_hash
 from openclaw_rl.serving.gateway.guard import StoreDown, StoreGuard
+from openclaw_rl.serving.gateway.reward import Reward
 from openclaw_rl.store import Store
 from openclaw_rl.store.feedback import Rated
 from openclaw_rl.store.outage import NOT_RECORDED, REFUSED, STORE_ERRORS, outage_of
 from openclaw_rl.store.rows import Fingerprint
+from openclaw_rl.store.verdicts import environment_judgement
 from openclaw_rl.types import Judgement, Message, Request, SignalKind, Turn, TurnType
 
 logger = logging.getLogger(__name__)
@@ -149,6 +151,22 @@ class Recorder:
             StoreDown, SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
         """
         return await self.guard.run(lambda: self._store.feedback.record(judgement, key_id=key_id))
+
+    async def reward(self, reward: Reward, *, session: str, key_id: str | None) -> Rated | None:
+        """Keep an environment's reward in a session of this key (None: of any); None where there is no such turn.
+
+        Raises:
+            StoreDown, SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
+        """
+
+        def record() -> Rated | None:
+            turn_id = self._store.feedback.turn_in(session, reward.turn_id, key_id=key_id)
+            if turn_id is None:
+                return None
+            judgement = environment_judgement(turn_id, reward.score, source=reward.source, raw=reward.raw)
+            return self._store.feedback.record(judgement, key_id=key_id)
+
+        return await self.guard.run(record)
 
     async def close(self) -> None:
         """Write what is queued, then stop."""
