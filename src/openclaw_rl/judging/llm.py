@@ -16,6 +16,7 @@ import httpx
 from openclaw_rl.config import Config, JudgeConfig
 from openclaw_rl.judging.base import JudgeError, JudgeMisconfigured, JudgeUnavailable, output_of, task_of
 from openclaw_rl.judging.endpoint import OF_THIS_REQUEST, ChatEndpoint, Refused, Unreachable
+from openclaw_rl.judging.hint_candidates import REFUSED
 from openclaw_rl.judging.prompt_files import load_prompt
 from openclaw_rl.judging.text import answer_text, head_tail, shared_budget
 from openclaw_rl.judging.votes import Tally, Vote, aggregate, defuse, parse_vote, settled
