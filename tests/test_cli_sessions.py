@@ -97,7 +97,7 @@ def test_what_is_exported_can_be_deleted_and_brought_back(run_dir: Path, capsys:
     for tree in (*after, *was):
         for turn in tree["turns"]:
             if turn["turn"]:
-                turn["turn"]["judge_attempts"] = 0
+                turn["turn"]["judge_attempts"], turn["turn"]["judge_lease_until"] = 0, None
     assert after == was
 
 
