@@ -45,14 +45,15 @@ class Said:
 class Record:
     """What verification reads.
 
-    `turns`: id → (state, reason, answer); `pairs`: id → (prompt, response), packed; `samples` and `versions` → state.
+    `turns`: id → (state, reason, answer); `pairs`: id → (prompt, response), packed; `samples`: id → state;
+    `versions`: number → (state, why it was rejected).
     """
 
     turns: dict[str, tuple[str, str | None, dict[str, Any]]]
     pairs: dict[str, tuple[bytes, bytes]]
     samples: dict[str, str]
     steps: list[dict[str, Any]]
-    versions: dict[int, str]
+    versions: dict[int, tuple[str, str | None]]
     counters: dict[str, int]
 
 
@@ -137,6 +138,7 @@ class Look:
             turns = connection.execute("SELECT turn_id, state, reason, answer, prompt_ids, response_ids FROM turns")
             rows = turns.fetchall()
             steps = connection.execute("SELECT step, version, sample_ids, checkpoint FROM steps ORDER BY step")
+            versions = connection.execute("SELECT version, state, reason FROM versions")
             return Record(
                 turns={row[0]: (row[1], row[2], json.loads(row[3])) for row in rows},
                 pairs={row[0]: (row[4], row[5]) for row in rows},
@@ -145,7 +147,7 @@ class Look:
                     for row in steps
                 ],
                 samples=dict(connection.execute("SELECT turn_id, state FROM samples").fetchall()),
-                versions=dict(connection.execute("SELECT version, state FROM versions").fetchall()),
+                versions={row[0]: (row[1], row[2]) for row in versions.fetchall()},
                 counters=dict(connection.execute("SELECT name, value FROM counters").fetchall()),
             )
 

@@ -136,7 +136,8 @@ def _about(options: Options, ledger: Ledger, look: Look, seconds: float) -> Mapp
         "accepted_and_asked_for_again": sum(entry.asked_again for entry in ledger.accepted),
         "attempts_without_an_answer": dict(ledger.failures.most_common()),
         "steps": len(record.steps),
-        "samples_trained": sum(len(step["sample_ids"]) for step in record.steps),
+        "steps_refused_by_the_gate": sum(state == "rejected" for state, _ in record.versions.values()),
+        "samples_trained": sum(state == "trained" for state in record.samples.values()),
         "counters": {name: record.counters[name] for name in kept if name in record.counters},
         "cpus": psutil.cpu_count(),
     }

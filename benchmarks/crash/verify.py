@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from benchmarks.crash.ledger import Accepted
 from benchmarks.crash.look import Record
 from openclaw_rl.policy_files import CorruptPolicy
 from openclaw_rl.training.checkpoint import load_checkpoint
+from openclaw_rl.training.gate import RULES
 
+GATE_REASONS = frozenset(rule.reason for rule in RULES) | {"loss_not_finite", "weights_not_finite"}
 FINAL_SAMPLES = frozenset({"trained", "expired", "rejected"})
 
 
@@ -84,11 +87,20 @@ def trained_twice(record: Record) -> list[str]:
 def _steps(record: Record) -> list[str]:
     numbers = [step["step"] for step in record.steps]
     found = [] if numbers == list(range(1, len(numbers) + 1)) else [f"the steps are numbered {numbers}"]
-    claimed = {turn_id for step in record.steps for turn_id in step["sample_ids"]}
-    trained = {turn_id for turn_id, state in record.samples.items() if state == "trained"}
-    if claimed != trained:
-        found.append(f"{len(claimed ^ trained)} samples are in a step and not trained, or the other way round")
+    trained = {turn_id for step in record.steps if not _refused(record, step) for turn_id in step["sample_ids"]}
+    said = {turn_id for turn_id, state in record.samples.items() if state == "trained"}
+    if trained != said:
+        found.append(f"{len(trained ^ said)} samples are in a step and not trained, or the other way round")
+    refused = {turn_id for step in record.steps if _refused(record, step) for turn_id in step["sample_ids"]}
+    if any(record.samples.get(turn_id) != "rejected" for turn_id in refused):
+        found.append("a sample of a step that the gate refused is not rejected")
     return found
+
+
+def _refused(record: Record, step: Mapping[str, Any]) -> bool:
+    """Whether the gate refused a step: its samples are spent all the same, and its number is not used again."""
+    state, reason = record.versions.get(step["version"], ("missing", None))
+    return state == "rejected" and reason in GATE_REASONS
 
 
 def _last_checkpoint(record: Record) -> list[str]:
@@ -106,11 +118,12 @@ def _last_checkpoint(record: Record) -> list[str]:
 
 
 def _versions(record: Record) -> list[str]:
-    serving = [version for version, state in record.versions.items() if state == "serving"]
-    last = record.steps[-1]["version"] if record.steps else 0
-    found = [] if serving == [last] else [f"version {serving} serves, and the last step made version {last}"]
-    rejected = [version for version, state in record.versions.items() if state == "rejected"]
-    return found + ([f"versions {rejected} were rejected"] if rejected else [])
+    """The newest version that was not refused serves, and none was refused by anything but the gate."""
+    serving = [version for version, (state, _) in record.versions.items() if state == "serving"]
+    last = max((step["version"] for step in record.steps if not _refused(record, step)), default=0)
+    found = [] if serving == [last] else [f"version {serving} serves, and the last good step made version {last}"]
+    rejected = {v: reason for v, (state, reason) in record.versions.items() if state == "rejected"}
+    return found + [f"version {v} was rejected: {why}" for v, why in rejected.items() if why not in GATE_REASONS]
 
 
 def _versions_seen(accepted: Sequence[Accepted]) -> list[str]:

@@ -38,7 +38,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Record:
         pairs={"a": (b"p1", b"r1"), "b": (b"p2", b"r2")},
         samples={"a": "trained"},
         steps=[{"step": 1, "version": 1, "sample_ids": ["a"], "checkpoint": str(checkpoint)}],
-        versions={0: "retired", 1: "serving"},
+        versions={0: ("retired", None), 1: ("serving", None)},
         counters={},
     )
 
@@ -106,7 +106,7 @@ OTHER: dict[str, tuple[dict[str, Any], str]] = {
     "samples of no step": ({"sample_ids": []}, "1 samples are in a step and not trained"),
     "no checkpoint": ({"checkpoint": "/nowhere"}, "the last checkpoint cannot be resumed from"),
     "another checkpoint": ({"sample_ids": ["b"]}, "is not the checkpoint that step 1 committed"),
-    "not in service": ({"version": 7}, "version [1] serves, and the last step made version 7"),
+    "not in service": ({"version": 7}, "version [1] serves, and the last good step made version 7"),
 }
 
 
@@ -115,6 +115,25 @@ def test_what_else_is_amiss_is_found(good: Record, case: str) -> None:
     changed, words = OTHER[case]
     findings = verify([FIRST, SECOND], dataclasses.replace(good, steps=[{**good.steps[0], **changed}]))
     assert any(words in line for line in findings.other), findings
+
+
+def test_a_step_that_the_gate_refused_is_no_fault_and_its_samples_are_spent(good: Record) -> None:
+    refused = {**good.steps[0], "step": 2, "version": 2, "sample_ids": ["b"]}
+    turns = {**good.turns, "b": ("sampled", None, answer("two"))}
+    versions = {**good.versions, 2: ("rejected", "language")}
+    record = dataclasses.replace(
+        good,
+        turns=turns,
+        samples={"a": "trained", "b": "rejected"},
+        steps=[refused | {"step": 1, "version": 2}, {**good.steps[0], "step": 2, "version": 1}],
+        versions=versions,
+    )
+    other = verify([FIRST, SECOND], record).other
+    assert [line for line in other if "checkpoint" not in line] == []
+    waiting = dataclasses.replace(record, samples={"a": "trained", "b": "ready"})
+    assert "a sample of a step that the gate refused is not rejected" in verify([FIRST, SECOND], waiting).other
+    by_engine = dataclasses.replace(record, versions={**versions, 2: ("rejected", "engine")})
+    assert "version 2 was rejected: engine" in verify([FIRST, SECOND], by_engine).other
 
 
 def test_a_version_that_goes_back_is_found(good: Record) -> None:
