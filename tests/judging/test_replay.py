@@ -124,3 +124,11 @@ def test_nothing_is_kept_of_a_turn_that_was_deleted_meanwhile(store: Store) -> N
     assert store.replay.record(make_judgement("gone")) is False
     assert store.turns.judgements() == []
     assert store.status.counts().counters["judgements_of_deleted_turns"] == 1
+
+
+def test_a_hint_that_may_not_teach_is_refused_here_too(store: Store, config: Config) -> None:
+    (turn,) = judged(store, config, "fine hint: Do better.")
+    replayed(store)
+    latest = store.turns.judgements()[-1]
+    assert (latest.turn_id, latest.score, latest.hint) == (turn, -1.0, None)
+    assert latest.details["hints_refused"] == {"empty_talk": 1}

@@ -11,6 +11,7 @@ from typing import Any
 from openclaw_rl.config import SignalWeights
 from openclaw_rl.judging.base import Judge, JudgeError, JudgeUnavailable
 from openclaw_rl.judging.evaluate import all_of
+from openclaw_rl.judging.hint_candidates import screened
 from openclaw_rl.judging.signals import weighed
 from openclaw_rl.store.feedback import sign_of
 from openclaw_rl.store.replay import Judged
@@ -60,7 +61,7 @@ async def replay(
     async def once(item: Judged) -> None:
         async with limit:
             try:
-                judgement = weighed(await judge.judge(item.turn), item.turn, weights)
+                judgement = weighed(screened(await judge.judge(item.turn), item.turn), item.turn, weights)
             except JudgeError as error:
                 if isinstance(error, JudgeUnavailable) and not verdicts:
                     raise
