@@ -15,6 +15,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.interfaces import DBAPICursor
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.base import Executable
+from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.elements import ClauseElement
 
 
@@ -48,7 +49,7 @@ class Prepared:
 
     def _compile(self, dialect: Dialect) -> tuple[str, tuple[str, ...], dict[str, Any]]:
         compiled = self._statement.compile(dialect=dialect, column_keys=self._columns)
-        if compiled.positiontup is None:
+        if not isinstance(compiled, SQLCompiler) or compiled.positiontup is None:
             raise TypeError(f"the driver of {dialect.name} does not take parameters by position")
         constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
         made = str(compiled), tuple(compiled.positiontup), constants
