@@ -99,6 +99,8 @@ def test_the_loops_end_with_a_supervisor_that_is_killed_and_the_next_one_starts(
     after = second.wait_ready()
     assert alive(state) == []
     assert set(alive(after)) == LOOPS
+    second.process.send_signal(signal.SIGINT)  # and not the fixture's SIGKILL, which a stubborn loop survives
+    assert second.process.wait(10) == 0
 
 
 def test_a_loop_that_outlives_its_killed_supervisor_is_ended_by_the_next(deploy: Any, tmp_path: Path) -> None:
