@@ -61,6 +61,7 @@ def test_the_teacher_is_the_student_to_1e_4_per_token(tmp_path: Path) -> None:
 def test_a_hint_tells_answers_in_its_style_from_others() -> None:
     torch.set_num_threads(1)
     figures = benchmark.run(argparse.Namespace(model_path="smollm2", placement="user"))
-    for style in figures["styles"]:
-        assert style["in_style"] > style["out_of_style"], style["style"]
-        assert style["told_apart"] > style["pairs"] / 2, style["style"]
+    shifts = {style["style"]: style for style in figures["styles"]}
+    for name in ("one short sentence", "in French"):
+        assert shifts[name]["in_style"] > 0.3 > shifts[name]["out_of_style"] - 0.3
+        assert shifts[name]["own"] < 0.0
