@@ -1,13 +1,14 @@
 """What a hint does to the teacher: how much likelier it makes answers in the wanted style, and how much less others.
 
-For each style, hints that ask for it are put before questions, and the same answers are scored with and without the
-hint by the trainer's own scorer: some answers keep the style and some do not. No policy is trained, no judge asked.
-A hint works where its shift for answers in style (mean nats per token) is above the one for answers out of it.
+For each style, hints that ask for it are put into questions, and the same answers are scored with and without the
+hint by the trainer's own scorer: written ones that keep the style, written ones that do not, and what the policy
+itself answers without a hint (greedy), which is what it would be distilled on. Nothing is trained, nobody judges.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,12 +19,16 @@ from typing import Any
 import torch
 
 from openclaw_rl.config import Config, ModelConfig, TeacherConfig, TrainingConfig
-from openclaw_rl.judging.hints import insert_hint
+from openclaw_rl.judging.hints import Placement, insert_hint
 from openclaw_rl.models import load_tokenizer, resolve_model
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.training.batch import TokenSequence
 from openclaw_rl.training.loop import load_trainer
 from openclaw_rl.training.scorer import Mode, Scorer
+from openclaw_rl.types import Message
+
+OWN_TOKENS = 40
+"""How much of its own answers the policy writes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +141,12 @@ def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
         scorer = load_trainer(config).scorer
         tokenizer = load_tokenizer(resolve_model(config.model))
     renderer = Renderer(tokenizer)
-    styles = [_measure(style, scorer, renderer, tokenizer, arguments.placement) for style in STYLES]
+    questions = sorted({question for style in STYLES for question in style.answers})
+    own = {
+        question: own_answer(scorer, renderer.render(_asked(question)), tokenizer.eos_token_id)
+        for question in questions
+    }
+    styles = [_measure(style, own, scorer, renderer, tokenizer, arguments.placement) for style in STYLES]
     return {
         "model": arguments.model_path,
         "placement": arguments.placement,
@@ -150,42 +160,64 @@ def table(figures: Mapping[str, Any]) -> str:
     lines = [
         f"Shift of the log-probability by the hint, nats per token ({figures['model']}; as {figures['placement']}):",
         "",
-        "| style | answers in style | answers out of it | difference | pairs told apart |",
-        "|---|---|---|---|---|",
+        "| style | written in style | written out of it | difference | pairs told apart | the policy's own |",
+        "|---|---|---|---|---|---|",
     ]
     for style in figures["styles"]:
         lines.append(
             f"| {style['style']} | {style['in_style']:+.3f} | {style['out_of_style']:+.3f} | "
-            f"{style['in_style'] - style['out_of_style']:+.3f} | {style['told_apart']} of {style['pairs']} |"
+            f"{style['in_style'] - style['out_of_style']:+.3f} | {style['told_apart']} of {style['pairs']} | "
+            f"{style['own']:+.3f} |"
         )
     return "\n".join(lines)
 
 
-def _measure(style: Style, scorer: Scorer, renderer: Renderer, tokenizer: Any, placement: Any) -> dict[str, Any]:
-    inside: list[float] = []
-    outside: list[float] = []
+def own_answer(scorer: Scorer, prompt: Sequence[int], end: int) -> tuple[int, ...]:
+    """What the untrained policy answers, greedy, at most OWN_TOKENS tokens; by the scorer, a token at a time."""
+    answer: list[int] = []
+    while len(answer) < OWN_TOKENS and end not in answer:
+        read = TokenSequence(prompt_ids=(*prompt, *answer), response_ids=(end,), start=0)
+        with torch.no_grad():
+            likeliest = scorer.score(read, Mode.TEACHER, top_k=1).top_ids
+        assert likeliest is not None
+        answer.append(int(likeliest))
+    return tuple(answer)
+
+
+def _asked(question: str) -> tuple[Message, ...]:
+    return ({"role": "user", "content": question},)
+
+
+def _measure(
+    style: Style,
+    own: Mapping[str, Sequence[int]],
+    scorer: Scorer,
+    renderer: Renderer,
+    tokenizer: Any,
+    placement: Placement,
+) -> dict[str, Any]:
+    shifts: dict[str, list[float]] = {"in_style": [], "out_of_style": [], "own": []}
     for question, (keeps, breaks) in style.answers.items():
-        messages = ({"role": "user", "content": question},)
-        plain = renderer.render(messages)
-        prompts = [renderer.render(insert_hint(messages, hint, placement)) for hint in style.hints]
-        for answer, shifts in ((keeps, inside), (breaks, outside)):
-            ids = (*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id)
+        plain = renderer.render(_asked(question))
+        hinted = [renderer.render(insert_hint(_asked(question), hint, placement)) for hint in style.hints]
+        written = {name: _ids(tokenizer, text) for name, text in (("in_style", keeps), ("out_of_style", breaks))}
+        for name, ids in {**written, "own": own[question]}.items():
             before = _per_token(scorer, plain, ids)
-            shifts += [_per_token(scorer, prompt, ids) - before for prompt in prompts]
+            shifts[name] += [_per_token(scorer, prompt, ids) - before for prompt in hinted]
+    pairs = list(zip(shifts["in_style"], shifts["out_of_style"], strict=True))
     return {
         "style": style.name,
-        "in_style": _mean(inside),
-        "out_of_style": _mean(outside),
-        "told_apart": sum(one > other for one, other in zip(inside, outside, strict=True)),
-        "pairs": len(inside),
+        **{name: statistics.fmean(values) for name, values in shifts.items()},
+        "told_apart": sum(one > other for one, other in pairs),
+        "pairs": len(pairs),
     }
+
+
+def _ids(tokenizer: Any, answer: str) -> tuple[int, ...]:
+    return (*tokenizer.encode(answer, add_special_tokens=False), tokenizer.eos_token_id)
 
 
 def _per_token(scorer: Scorer, prompt: Sequence[int], response: Sequence[int]) -> float:
     sequence = TokenSequence(prompt_ids=tuple(prompt), response_ids=tuple(response), start=0)
     with torch.no_grad():
         return float(scorer.score(sequence, Mode.TEACHER).logprobs.mean())
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from openclaw_rl.config_base import Decay, Section
+from openclaw_rl.config_base import Section
 
 KIND_OF = {"version": "frozen", "decay": "average", "path": "model"}
 """Options that mean something for one kind of teacher only."""
@@ -18,9 +18,9 @@ class TeacherConfig(Section):
     kind: Literal["live", "frozen", "average", "model"] = "live"
     """`live`: the policy itself, as it is before each step. `frozen`: one version for good. `average`: a moving
     average of the policy's adapters. `model`: another model with the same vocabulary, kept in memory beside it."""
-    version: Annotated[int, Field(ge=0)] | None = None
+    version: int | None = Field(default=None, ge=0)
     """kind = frozen: which version; 0 is the base, which is also what is meant where none is named."""
-    decay: Decay | None = None
+    decay: float | None = Field(default=None, ge=0.0, lt=1.0)
     """kind = average: the weight of the past at each step, 0.9 where none is named."""
     path: str | None = None
     """kind = model: its Hugging Face directory."""

@@ -26,6 +26,7 @@ def test_every_style_is_measured(tiny: Path, placement: str, capsys: pytest.Capt
         assert measured["pairs"] == len(style.hints) * len(style.answers)
         assert 0 <= measured["told_apart"] <= measured["pairs"]
         assert measured["in_style"] != 0.0
+        assert measured["own"] != 0.0
         assert measured["in_style"] != measured["out_of_style"]
 
 

@@ -58,9 +58,12 @@ def test_the_teacher_is_the_student_to_1e_4_per_token(tmp_path: Path) -> None:
 
 
 @pytest.mark.real_model
-def test_a_hint_tells_answers_in_its_style_from_others() -> None:
+def test_a_hint_raises_answers_in_its_style_and_lowers_the_policys_own() -> None:
     torch.set_num_threads(1)
     figures = benchmark.run(argparse.Namespace(model_path="smollm2", placement="user"))
     for style in figures["styles"]:
-        assert style["in_style"] > style["out_of_style"], style["style"]
-        assert style["told_apart"] > style["pairs"] / 2, style["style"]
+        assert style["in_style"] > 0.2, style["style"]
+        assert style["own"] < -0.1, style["style"]
+    for style in figures["styles"]:
+        if style["style"] in {"one short sentence", "in French"}:
+            assert style["in_style"] > style["out_of_style"] + 0.3
