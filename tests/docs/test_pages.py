@@ -121,7 +121,7 @@ def test_the_readme_says_when_the_recommended_recipe_updates() -> None:
     assert said in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-# --- pages 03 and 06 against the code ------------------------------------------------------------------------
+# --- judging, training and the loss against the code ---------------------------------------------------------
 
 
 def test_every_judge_has_its_row() -> None:
