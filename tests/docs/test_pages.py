@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.config import Config, LossConfig
+from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.config_sources import from_toml, options, resolve, sections
 from openclaw_rl.judging import classifier, verdict_logits
+from openclaw_rl.training.evaluation import evaluated
+from openclaw_rl.training.gate import RULES
+from openclaw_rl.training.gatekeeper import KnownAnswer
 from openclaw_rl.types import JudgementOutcome, LoopName, Method
 from tests.docs.pages import PAGES, ROOT, code_spans, links_of
 from tests.training.support import mixed_samples, tiny_trainer
@@ -163,9 +167,33 @@ def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
 
 def test_the_metrics_are_those_of_a_step() -> None:
     trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0})
-    outcome = trainer.step(mixed_samples(trainer))
+    known = [KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7))]
+    outcome = trainer.step(mixed_samples(trainer), hints=("be brief",), known=known)
     assert outcome.refused is None
-    assert sorted(first_column(section("### A step, in order"))) == sorted(outcome.metrics)
+    outcome = evaluated(outcome, lambda _: 1.0, Path("adapter"), trainer.config.gate)
+    assert sorted(first_column(section("## What a step measures"))) == sorted(outcome.metrics)
+
+
+def test_every_reason_of_the_gate_has_its_row_with_its_bound() -> None:
+    rows = re.findall(r"^\| ([^|]*`[^|]*) \|[^|]*\| ([^|]*) \|", section("## The gate"), flags=re.MULTILINE)
+    (not_finite, _), *bounded = rows
+    assert [reason.strip("`") for reason, _ in bounded] == [rule.reason for rule in RULES]
+    for (_, beyond), rule in zip(bounded, RULES, strict=True):
+        words, _, key = beyond.partition(" ")
+        assert words == ("above" if rule.at_most else "below")
+        value = 0.123 if rule.at_most else 0.456
+        bound = GateConfig(**{key.strip("`"): value, **({"evaluation_path": "a:b"} if "evaluation" in key else {})})
+        assert rule.bound(bound) == value
+    assert all(f'"{reason}"' in SOURCES for reason in re.findall(r"`(\w+)`", not_finite))
+
+
+def test_the_tables_of_the_folders_hold_every_one() -> None:
+    package = ROOT / "src" / "openclaw_rl"
+    named = set(first_column(section("## The folders")))
+    files = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")} - {"serving/"}
+    modules = {path.stem for path in (package / "training").glob("*.py")} - {"__init__"}
+    assert named == files | folders | modules | {"serving/gateway/", "serving/engines/"}
 
 
 def test_the_illustrated_status_shows_every_process_in_its_order() -> None:
