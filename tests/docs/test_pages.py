@@ -20,6 +20,7 @@ from tests.docs.pages import PAGES, ROOT, code_spans, links_of
 from tests.training.support import mixed_samples, tiny_trainer
 
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+BENCHMARKS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 MADE_BY_A_RUN = ("RUN_DIR/", "openclaw-run/", "demo-run/", "checkpoints/", "adapter/")
 """Paths that a deployment makes, not the repository; `test_commands` looks for them in a real one."""
@@ -107,7 +108,7 @@ def test_headers_exist(page: Path) -> None:
 def test_flags_exist(page: Path) -> None:
     ours = [span for span in code_spans(page) if span.startswith(("--", "openclaw-rl "))]
     named = {flag for span in ours for flag in re.findall(r"(?:^|\s)(--[a-z][\w.-]*)", span)}
-    known = {option.flag for option in options()} | set(re.findall(r'"(--[a-z][\w.-]*)"', SOURCES))
+    known = {option.flag for option in options()} | set(re.findall(r'"(--[a-z][\w.-]*)"', SOURCES + BENCHMARKS))
     assert named - known == set()
 
 
@@ -166,7 +167,7 @@ def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
 
 
 def test_the_metrics_are_those_of_a_step() -> None:
-    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0})
+    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0}, gate={"max_nats_below_told_base": 50.0})
     known = [KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7))]
     outcome = trainer.step(mixed_samples(trainer), hints=("be brief",), known=known)
     assert outcome.refused is None
