@@ -167,7 +167,8 @@ def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
 
 
 def test_the_metrics_are_those_of_a_step() -> None:
-    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0}, gate={"max_nats_below_told_base": 50.0})
+    lenient = {"max_nats_below_told_base": 50.0, "max_repetition": 1.0, "max_probe_drop": 50.0}
+    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0}, gate=lenient)
     known = [KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7))]
     outcome = trainer.step(mixed_samples(trainer), hints=("be brief",), known=known)
     assert outcome.refused is None
