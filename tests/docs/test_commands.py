@@ -87,7 +87,7 @@ def dry(command: str, *prints: str) -> Run:
 
 FEEDBACK = "src/openclaw_rl/judging/data/feedback.jsonl"
 OLD = next(
-    block.text.strip() for block in all_blocks() if block.page == "05-your-data.md" and block.language == "text"
+    block.text.strip() for block in all_blocks() if block.page == "09-your-data.md" and block.language == "text"
 )
 NAMED = '{"session_id": "my-chat", "turns": [{"type": "main", "prompt": "Hm?", "response": "Hm."}]}'
 
@@ -200,7 +200,7 @@ COMMANDS: dict[str, Entry] = {
         because="it asks, and wants a session that no step is about to train",
         needs_deployment=True,
     ),
-    # 06
+    # Policy versions
     "openclaw-rl policy list": Run(prints=("policy-v1", "base", "retired"), needs_version=True),
     "openclaw-rl policy show policy-v1": Run(prints=("mean_reward", "adapter"), needs_version=True),
     "openclaw-rl policy diff base policy-v1": Run(

@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.config import Config, LossConfig
+from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.config_sources import from_toml, options, resolve, sections
 from openclaw_rl.judging import classifier, verdict_logits
+from openclaw_rl.training.evaluation import evaluated
+from openclaw_rl.training.gate import RULES
+from openclaw_rl.training.gatekeeper import KnownAnswer
 from openclaw_rl.types import JudgementOutcome, LoopName, Method
 from tests.docs.pages import PAGES, ROOT, code_spans, links_of
 from tests.training.support import mixed_samples, tiny_trainer
 
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+BENCHMARKS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 MADE_BY_A_RUN = ("RUN_DIR/", "openclaw-run/", "demo-run/", "checkpoints/", "adapter/")
 """Paths that a deployment makes, not the repository; `test_commands` looks for them in a real one."""
@@ -103,7 +108,7 @@ def test_headers_exist(page: Path) -> None:
 def test_flags_exist(page: Path) -> None:
     ours = [span for span in code_spans(page) if span.startswith(("--", "openclaw-rl "))]
     named = {flag for span in ours for flag in re.findall(r"(?:^|\s)(--[a-z][\w.-]*)", span)}
-    known = {option.flag for option in options()} | set(re.findall(r'"(--[a-z][\w.-]*)"', SOURCES))
+    known = {option.flag for option in options()} | set(re.findall(r'"(--[a-z][\w.-]*)"', SOURCES + BENCHMARKS))
     assert named - known == set()
 
 
@@ -121,7 +126,7 @@ def test_the_readme_says_when_the_recommended_recipe_updates() -> None:
     assert said in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-# --- pages 03 and 06 against the code ------------------------------------------------------------------------
+# --- judging, training and the loss against the code ---------------------------------------------------------
 
 
 def test_every_judge_has_its_row() -> None:
@@ -162,10 +167,35 @@ def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
 
 
 def test_the_metrics_are_those_of_a_step() -> None:
-    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0})
-    outcome = trainer.step(mixed_samples(trainer))
+    lenient = {"max_nats_below_told_base": 50.0, "max_repetition": 1.0, "max_probe_drop": 50.0}
+    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0}, gate=lenient)
+    known = [KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7))]
+    outcome = trainer.step(mixed_samples(trainer), hints=("be brief",), known=known)
     assert outcome.refused is None
-    assert sorted(first_column(section("### A step, in order"))) == sorted(outcome.metrics)
+    outcome = evaluated(outcome, lambda _: 1.0, Path("adapter"), trainer.config.gate)
+    assert sorted(first_column(section("## What a step measures"))) == sorted(outcome.metrics)
+
+
+def test_every_reason_of_the_gate_has_its_row_with_its_bound() -> None:
+    rows = re.findall(r"^\| ([^|]*`[^|]*) \|[^|]*\| ([^|]*) \|", section("## The gate"), flags=re.MULTILINE)
+    (not_finite, _), *bounded = rows
+    assert [reason.strip("`") for reason, _ in bounded] == [rule.reason for rule in RULES]
+    for (_, beyond), rule in zip(bounded, RULES, strict=True):
+        words, _, key = beyond.partition(" ")
+        assert words == ("above" if rule.at_most else "below")
+        value = 0.123 if rule.at_most else 0.456
+        bound = GateConfig(**{key.strip("`"): value, **({"evaluation_path": "a:b"} if "evaluation" in key else {})})
+        assert rule.bound(bound) == value
+    assert all(f'"{reason}"' in SOURCES for reason in re.findall(r"`(\w+)`", not_finite))
+
+
+def test_the_tables_of_the_folders_hold_every_one() -> None:
+    package = ROOT / "src" / "openclaw_rl"
+    named = set(first_column(section("## The folders")))
+    files = {path.name for path in package.glob("*.py")} - {"__init__.py"}
+    folders = {f"{path.parent.name}/" for path in package.glob("*/__init__.py")} - {"serving/"}
+    modules = {path.stem for path in (package / "training").glob("*.py")} - {"__init__"}
+    assert named == files | folders | modules | {"serving/gateway/", "serving/engines/"}
 
 
 def test_the_illustrated_status_shows_every_process_in_its_order() -> None:

@@ -1,7 +1,7 @@
 """The specification of a step's loss: one answer at a time, whole distributions, the formulas written out.
 
 No packing, no pieces, no saved hidden states: every answer is read by the plain model, and its loss is the text of
-docs/06-training.md. Nothing serves or trains with it. `trainer.Trainer`, which does the same in a fraction of the
+docs/06-loss.md. Nothing serves or trains with it. `trainer.Trainer`, which does the same in a fraction of the
 time and memory, is tested against it: losses, terms and gradients. Of the package's own arithmetic it uses only the
 comparison of rewards (`advantages.reward_advantages`, which is plain Python).
 """
