@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
 def measure(
     case: Case, task: Task, arguments: argparse.Namespace, *, trl: bool, rounds: int
 ) -> tuple[Figures, Tensor]:
-    """The steps of every side, and the gradient of the trainer's first. With no rounds more, the first is what counts.
+    """The steps of every side, and the gradient of the trainer's first. With no more rounds, the first counts.
 
     A session in separate rows costs TRL a minute or two: it is measured in the first round only.
     """
@@ -90,8 +90,8 @@ def measure(
         first = {name: process.step() for name, process in processes.items()}
         gradient = processes["ours"].gradient()
         chosen = [min(group, key=lambda name: first[name].seconds) for group in groups]
-        rows = "trl_1" if case is Case.SESSION else None
-        for name in processes.keys() - {"ours", "limit", *chosen} | ({rows} if rows in processes else set()):
+        again = {"ours", "limit", *chosen} - ({"trl_1"} if case is Case.SESSION else set())
+        for name in processes.keys() - again:
             processes.pop(name).close()
         for _ in range(rounds):
             for name, process in processes.items():

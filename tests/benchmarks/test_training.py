@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.training_cases import Case, samples_of, with_old
-from benchmarks.training_sides import Limit, Ours, Plain, Task, dense_rows, old_logprobs
+from benchmarks.training_sides import Limit, Ours, Plain, Side, Task, dense_rows, old_logprobs
 from benchmarks.training_trl import _one_row, _padded
 from benchmarks.training_worker import Measured
 
@@ -52,7 +52,7 @@ def test_the_trainer_has_the_plain_gradient(case: Case, tmp_path: Path) -> None:
     old = old_logprobs(task)
     samples = [with_old(sample, logprobs) for sample, logprobs in zip(samples, old, strict=True)]
     task = Task(samples=tuple(samples), model_path=task.model_path, full=False, session=case is Case.SESSION)
-    sides = [Plain(task), Ours(task), *([Limit(task)] if case is Case.SESSION else [])]
+    sides: list[Side] = [Plain(task), Ours(task), *([Limit(task)] if case is Case.SESSION else [])]
     for side in sides:
         side.step()
     plain, *others = (side.gradient() for side in sides)
