@@ -27,8 +27,8 @@ from openclaw_rl.config import ModelConfig
 from openclaw_rl.models import load_tokenizer, resolve_model
 
 TRL_CHOICES: dict[Case, tuple[tuple[str, ...], ...]] = {
-    Case.EQUAL: (("trl_1", "trl_2", "trl_4"),),
-    Case.MIXED: (("trl_1", "trl_2", "trl_4"),),
+    Case.EQUAL: (("trl_1", "trl_2"),),
+    Case.MIXED: (("trl_1", "trl_2"),),
     Case.SESSION: (("trl_one_row",), ("trl_1",)),
 }
 """Of each group the fastest counts. A session's separate rows are so long that only one at a time is tried."""

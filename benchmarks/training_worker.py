@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import resource
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,10 @@ from torch import Tensor
 from benchmarks.training_sides import Limit, Ours, Plain, Side, Task, old_logprobs
 from benchmarks.training_trl import Trl
 
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload([__name__])
+"""Processes that have imported all but TRL, and nothing more: importing takes ten seconds and more."""
+
 DEADLINE_S = 900.0
 """For any one answer of a side: the slowest step takes two minutes here."""
 
@@ -25,7 +30,6 @@ SIDES: dict[str, Callable[[Task], Side]] = {
     "plain": Plain,
     "trl_1": lambda task: Trl(task, 1),
     "trl_2": lambda task: Trl(task, 2),
-    "trl_4": lambda task: Trl(task, 4),
     "trl_one_row": lambda task: Trl(task, 0),
 }
 
@@ -42,16 +46,17 @@ class SideProcess:
     """A side that was started and is asked by name: `step`, `gradient`. A context: it ends with it."""
 
     def __init__(self, side: str, task: Task, threads: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._connection, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there, side, task, threads), daemon=True)
+        self.name = side
+        self._connection, there = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(there, side, task, threads), daemon=True)
         self._process.start()
         there.close()
         self._answer()
 
     def step(self) -> Measured:
-        """Take a step."""
+        """Take a step, and say on stderr how it went: a benchmark of many minutes should be seen to go on."""
         measured: Measured = self._ask("step")
+        print(f"{self.name}: {measured.seconds:.2f} s, {measured.peak_mib:.0f} MiB", file=sys.stderr, flush=True)
         return measured
 
     def gradient(self) -> Tensor:
@@ -79,7 +84,7 @@ class SideProcess:
 
 def old_logprobs_apart(task: Task, threads: int) -> list[list[float]]:
     """`old_logprobs`, in a process whose memory is gone afterwards."""
-    with multiprocessing.get_context("spawn").Pool(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+    with CONTEXT.Pool(1, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         return pool.apply_async(old_logprobs, (task,)).get(DEADLINE_S)
 
 
