@@ -18,6 +18,7 @@ from openclaw_rl.training.batch import build_batch
 from openclaw_rl.training.losses import clipped_policy_loss
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.packing import chain_rows
+from openclaw_rl.training.reference import reference_loss
 from openclaw_rl.training.scorer import Mode
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import Method, Sample
@@ -130,24 +131,19 @@ class Ours:
 
 
 class Plain:
-    """The gradient by the formula: one sample after the other, whole logits, no part of the trainer's code."""
+    """The gradient by the specification, `training.reference`, one sample at a time: whole logits are large."""
 
     def __init__(self, task: Task) -> None:
-        self._task = task
+        self._samples = task.samples
         self._model = shake(get_peft_model(load(task), peft_config()))
         self._optimiser = Optimiser(self._model)
 
     def step(self) -> None:
-        """`-1/S Σ_samples 1/R Σ_t min(ρA, clip(ρ)A)`, and the optimiser's step."""
+        """The mean of the samples' losses, and the optimiser's step."""
         self._optimiser.clear()
-        for sample in self._task.samples:
-            prompt, response = sample.tokens.prompt_ids, torch.tensor(sample.tokens.response_ids)
-            ids = torch.cat([torch.tensor(prompt), response]).unsqueeze(0)
-            logprobs = self._model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
-            ratio = (logprobs.gather(-1, response.unsqueeze(-1)).squeeze(-1) - torch.tensor(sample.logprobs)).exp()
-            advantage = float(sample.reward or 0.0)
-            terms = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage)
-            loss = -terms.mean() / len(self._task.samples)
+        for sample in self._samples:
+            terms = reference_loss([sample], self._model, training_config(), lambda _: (), {})
+            loss = terms["loss"] / len(self._samples)
             loss.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
 
