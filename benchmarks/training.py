@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=["lora", "full", "both"], default="both", help="what learns")
     parser.add_argument("--rounds", type=int, default=2, help="how often, after the first round; LoRA only")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of every side")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the samples, one round; no result")
+    parser.add_argument("--quick", action="store_true", help="a quarter of the samples: a trial, no result")
+    parser.add_argument("--no-gradient", action="store_true", help="do not compare it with training/reference.py")
     parser.add_argument("--no-trl", action="store_true", help="leave TRL out")
     parser.add_argument("--json", action="store_true", help="JSON (as all benchmarks) instead of a table")
 
@@ -58,11 +59,11 @@ def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
     for case in cases:
         task = _task(case, arguments)
         if arguments.weights != "full":
-            rounds = 1 if arguments.quick else arguments.rounds
-            figures, gradient = measure(case, task, arguments, trl=trl, rounds=rounds)
+            figures, gradient = measure(case, task, arguments, trl=trl, rounds=arguments.rounds)
             result |= ratios(case, figures)
             details.setdefault("lora", {})[NAMES[case]] = summary(figures)
-            differences.append(gradient_difference(gradient, task, arguments.threads))
+            if not arguments.no_gradient:
+                differences.append(gradient_difference(gradient, task, arguments.threads))
         if arguments.weights != "lora":
             full = dataclasses.replace(task, full=True)
             figures, _ = measure(case, full, arguments, trl=trl, rounds=0)
