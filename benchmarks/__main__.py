@@ -13,14 +13,15 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from benchmarks import gateway, hints, memory, serving
+from benchmarks import gateway, hints, memory, serving, training
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark that is named, `serving` without a name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     benchmarks = parser.add_subparsers(dest="benchmark")
-    for name, module in {"gateway": gateway, "hints": hints, "memory": memory, "serving": serving}.items():
+    modules = {"gateway": gateway, "hints": hints, "memory": memory, "serving": serving, "training": training}
+    for name, module in modules.items():
         added = benchmarks.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])
         module.add_arguments(added)
         added.set_defaults(run=module.run, table=getattr(module, "table", None))

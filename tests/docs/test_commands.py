@@ -254,6 +254,7 @@ COMMANDS: dict[str, Entry] = {
         'crash-test ARGS="--kills 12 --seed 1"', "python -m benchmarks.crash --kills 12 --seed 1"
     ),
     # Benchmarks
+    'make bench ARGS="training --json"': make('bench ARGS="training --json"', "python -m benchmarks training --json"),
     'make bench ARGS="gateway --json"': make('bench ARGS="gateway --json"', "python -m benchmarks gateway --json"),
     'make test-fast ARGS="tests/training -x"': make(
         'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'

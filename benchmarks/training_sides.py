@@ -1,0 +1,242 @@
+"""Who takes the step: this project's trainer, and the limit. (TRL is in `training_trl`.)
+
+Each side is built from the same samples and the same weights, and `step()` goes from them to the optimiser's step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+
+from openclaw_rl.config import LossConfig, ModelConfig, TrainingConfig
+from openclaw_rl.models import load_causal_lm, resolve_model
+from openclaw_rl.training.batch import build_batch
+from openclaw_rl.training.losses import clipped_policy_loss
+from openclaw_rl.training.meter import Meter
+from openclaw_rl.training.packing import chain_rows
+from openclaw_rl.training.reference import reference_loss
+from openclaw_rl.training.scorer import Mode
+from openclaw_rl.training.trainer import Trainer
+from openclaw_rl.types import Method, Sample
+
+DENSE_ROW = 256
+"""Tokens that the limit reads at once; on this machine neither more nor fewer are faster."""
+
+
+class Side(Protocol):
+    """One way to take the step."""
+
+    def step(self) -> None:
+        """From the samples' tensors to the optimiser's step."""
+
+    def gradient(self) -> Tensor:
+        """All parameters' gradients of the last step, after clipping, one vector in the order of the model's."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """What a side is given. `full`: all weights learn, and there is no adapter."""
+
+    samples: tuple[Sample, ...]
+    model_path: str
+    full: bool
+    session: bool
+
+
+def training_config() -> TrainingConfig:
+    """The defaults, KL, teacher and baseline off, and no clipping of the norm: it would hide a wrong scale."""
+    loss = LossConfig(kl_coef=0.0, w_opd=0.0, baseline="none")
+    return TrainingConfig(method=Method.BINARY_RL, loss=loss, max_grad_norm=1e9)
+
+
+def load(task: Task) -> Any:
+    """The model, always the same. With an adapter that is not the identity, so that all of it has gradients."""
+    return load_causal_lm(resolve_model(ModelConfig(path=task.model_path)))
+
+
+def shake(model: Any) -> Any:
+    """Give the adapter small random weights, the same for every side."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if "lora_" in name:
+                parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def peft_config() -> LoraConfig:
+    """The adapter of `training_config`, for the sides that make it themselves."""
+    lora = training_config().lora
+    modules = list(lora.target_modules)
+    return LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=modules, task_type="CAUSAL_LM")
+
+
+def gradient_of(model: Any) -> Tensor:
+    """The gradients of a model, in the order of their names, as one vector."""
+    named = sorted((name, p.grad) for name, p in model.named_parameters() if p.grad is not None)
+    return torch.cat([grad.flatten() for _, grad in named])
+
+
+class Optimiser:
+    """Clip and step, as the trainer does."""
+
+    def __init__(self, model: Any) -> None:
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        config = training_config()
+        self._adam = torch.optim.AdamW(
+            self._parameters, lr=config.lr, betas=(config.adam_beta1, config.adam_beta2), weight_decay=0.0
+        )
+
+    def clear(self) -> None:
+        """Forget the last step's gradients."""
+        self._adam.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        """One update."""
+        torch.nn.utils.clip_grad_norm_(self._parameters, training_config().max_grad_norm)
+        self._adam.step()
+
+
+class Ours:
+    """`Trainer.update`. With full weights the same, its adapter taken off and another optimiser put on."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+        self.trainer = Trainer(
+            config=training_config(), model=load(task), base_path=task.model_path, teacher_prompt=lambda _: ()
+        )
+        shake(self.trainer.model)
+        self._optimiser: Optimiser | None = None
+        if task.full:
+            self.trainer.model.unload()
+            self.trainer.model.get_base_model().requires_grad_(True)
+            self._optimiser = Optimiser(self.trainer.model)
+
+    def step(self) -> None:
+        """From the samples to the optimiser's step."""
+        batch = build_batch(self._task.samples, Method.BINARY_RL, training_config().loss)
+        if self._optimiser is not None:
+            self._optimiser.clear()
+        self.trainer.update(batch, Meter())
+        if self._optimiser is not None:
+            self._optimiser.step()
+
+    def gradient(self) -> Tensor:
+        """Of the last step."""
+        return gradient_of(self.trainer.model)
+
+
+class Plain:
+    """The gradient by the specification, `training.reference`, one sample at a time: whole logits are large."""
+
+    def __init__(self, task: Task) -> None:
+        self._samples = task.samples
+        self._model = shake(get_peft_model(load(task), peft_config()))
+        self._optimiser = Optimiser(self._model)
+
+    def step(self) -> None:
+        """The mean of the samples' losses, and the optimiser's step."""
+        self._optimiser.clear()
+        for sample in self._samples:
+            terms = reference_loss([sample], self._model, training_config(), lambda _: (), {})
+            loss = terms["loss"] / len(self._samples)
+            loss.backward()  # type: ignore[no-untyped-call]
+        self._optimiser.step()
+
+    def gradient(self) -> Tensor:
+        """Of the last step."""
+        return gradient_of(self._model)
+
+
+class Limit:
+    """Transformers' forward and backward over the tokens that must be read, densely, and nothing else.
+
+    A session is one row. Other cases' tokens lie end to end in rows of equal length, whoever they belong to: it is a
+    measure of cost, its gradient means nothing. The head reads response positions alone.
+    """
+
+    def __init__(self, task: Task) -> None:
+        model = load(task)
+        if not task.full:
+            model = shake(get_peft_model(model, peft_config()))
+        self.model = model.train()
+        causal = model if task.full else model.get_base_model()
+        self._trunk, self._head = causal.get_decoder(), causal.get_output_embeddings()
+        self._optimiser = Optimiser(model)
+        self._rows = dense_rows(task)
+        self._tokens = sum(int(row.responses.sum()) for row in self._rows)
+
+    def step(self) -> None:
+        """Forward and backward row by row, and the optimiser's step."""
+        self._optimiser.clear()
+        for row in self._rows:
+            states = self._trunk(input_ids=row.ids, use_cache=False).last_hidden_state[0]
+            if row.responses.any():
+                logprobs = torch.log_softmax(self._head(states[row.responses]), dim=-1)
+                chosen = logprobs.gather(-1, row.targets.unsqueeze(-1)).squeeze(-1)
+                loss = clipped_policy_loss(chosen, row.old, row.advantage, clip_low=0.2, clip_high=0.28)
+                (loss.sum() / self._tokens).backward()  # type: ignore[no-untyped-call]
+        self._optimiser.step()
+
+    def gradient(self) -> Tensor:
+        """Of the last step; of no meaning where rows hold several samples."""
+        return gradient_of(self.model)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DenseRow:
+    """`ids` [1, T]; `responses` [T] where a response token is predicted; of these n `targets`, `old`, `advantage`."""
+
+    ids: Tensor
+    responses: Tensor
+    targets: Tensor
+    old: Tensor
+    advantage: Tensor
+
+
+def dense_rows(task: Task) -> list[DenseRow]:
+    """All tokens that must be read, once each, cut into rows of equal length."""
+    batch = build_batch(task.samples, Method.BINARY_RL, LossConfig(baseline="none"))
+    rows = chain_rows(batch.sequences)
+    ids = torch.tensor([token for row in rows for token in row.ids])
+    flat = torch.full((len(ids),), -1)
+    begin = 0
+    for row in rows:
+        for span in row.spans:
+            place = begin + span.position
+            flat[place : place + span.length] = torch.arange(span.start, span.start + span.length)
+        begin += len(row)
+    length = len(ids) if task.session else DENSE_ROW
+    dense = []
+    for part, of in zip(torch.split(ids, length), torch.split(flat, length), strict=True):
+        taken = of[of >= 0]
+        dense.append(
+            DenseRow(
+                ids=part.unsqueeze(0),
+                responses=of >= 0,
+                targets=batch.targets[taken],
+                old=batch.old[taken],
+                advantage=batch.rewards[taken],
+            )
+        )
+    return dense
+
+
+def old_logprobs(task: Task) -> list[list[float]]:
+    """What the shaken policy says of its samples' tokens: per sample [R]."""
+    ours = Ours(task)
+    scorer = ours.trainer.scorer
+    batch = build_batch(task.samples, Method.BINARY_RL, training_config().loss)
+    found = torch.zeros(len(batch.targets))
+    for pack in scorer.plan(batch.sequences, DENSE_ROW):
+        with torch.no_grad():
+            hidden = scorer.hidden(pack, Mode.TEACHER)
+            for piece in torch.split(torch.arange(len(pack.flat)), 64):
+                flat = pack.flat[piece]
+                logprobs = scorer.log_distribution(hidden[piece], batch.temperature[flat])
+                found[flat] = logprobs.gather(-1, batch.targets[flat].unsqueeze(-1)).squeeze(-1)
+    return [found[begin:end].tolist() for begin, end in zip(batch.starts, batch.starts[1:], strict=False)]
