@@ -83,6 +83,12 @@ FAMILIAR_FLAGS = [
     ("--host", "localhost", lambda c: c.serving.host, "localhost"),
     ("--custom-loss-function-path", "a.py:f", lambda c: c.training.custom_loss_function_path, "a.py:f"),
     ("--lr", "1e-6", lambda c: c.training.lr, 1e-6),
+    ("--lr-schedule", "cosine", lambda c: c.training.schedule, "cosine"),
+    ("--warmup-steps", "5", lambda c: c.training.warmup_steps, 5),
+    ("--schedule-steps", "50", lambda c: c.training.schedule_steps, 50),
+    ("--min-lr-share", "0.5", lambda c: c.training.min_lr_share, 0.5),
+    ("--save-interval", "10", lambda c: c.training.save_interval, 10),
+    ("--resume-from-checkpoint", "a/step-000012", lambda c: c.training.resume_from_checkpoint, "a/step-000012"),
     ("--weight-decay", "0.01", lambda c: c.training.weight_decay, 0.01),
     ("--adam-beta1", "0.8", lambda c: c.training.adam_beta1, 0.8),
     ("--adam-beta2", "0.999", lambda c: c.training.adam_beta2, 0.999),
@@ -102,10 +108,17 @@ FAMILIAR_FLAGS = [
 ]
 
 
+NEEDED_BESIDE: dict[str, list[tuple[str, str]]] = {
+    "--custom-loss-function-path": [("--training.loss.opd_top_k", "0")],
+    "--lr-schedule": [("--schedule-steps", "9")],
+    "--schedule-steps": [("--lr-schedule", "linear")],
+    "--min-lr-share": [("--lr-schedule", "linear"), ("--schedule-steps", "9")],
+}
+
+
 @pytest.mark.parametrize(("flag", "text", "look", "value"), FAMILIAR_FLAGS)
 def test_familiar_flags(flag: str, text: str, look: Any, value: Any) -> None:
-    alone = [("--training.loss.opd_top_k", "0")] if flag == "--custom-loss-function-path" else []
-    assert look(load(None, {}, [(flag, text), *alone]).config) == value
+    assert look(load(None, {}, [(flag, text), *NEEDED_BESIDE.get(flag, [])]).config) == value
 
 
 def test_every_familiar_flag_names_a_key_and_is_tested() -> None:
