@@ -252,7 +252,9 @@ class TrainingConfig(Section):
             if names := [name for name, given in unused.items() if given]:
                 raise ValueError(f"training.{names[0]} does nothing with training.schedule = constant")
         elif self.schedule_steps is None:
-            raise ValueError(f"training.schedule = {self.schedule} needs training.schedule_steps: when it has come down")
+            raise ValueError(
+                f"training.schedule = {self.schedule} needs training.schedule_steps: when it has come down"
+            )
         elif self.schedule_steps <= self.warmup_steps:
             raise ValueError("training.schedule_steps must be more than training.warmup_steps, which it includes")
         return self

@@ -155,8 +155,9 @@ def test_after_a_kill_each_step_is_there_once(tmp_path: Path, at: str) -> None:
     store.close()
 
 
-def test_a_store_of_its_own_is_followed_from_its_first_step(tmp_path: Path) -> None:
-    """A step number is in a file once, also where its record was changed since."""
+def test_a_step_that_is_in_the_file_is_not_written_again(tmp_path: Path) -> None:
     file = MetricFile(tmp_path / "m.jsonl", JsonLines())
     file.follow([made(1)], {})
+    before = file.path.read_bytes()
     assert file.follow([dataclasses.replace(made(1), seconds=9.0)], {}) == 0
+    assert file.path.read_bytes() == before

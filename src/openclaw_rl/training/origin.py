@@ -70,10 +70,14 @@ def _fitting(source: Path, trainer: Trainer) -> TrainerState:
     theirs = json.loads((source / ADAPTER_DIR / "adapter_config.json").read_text(encoding="utf-8"))
     alpha = trainer.config.lora.alpha
     if theirs["lora_alpha"] != alpha:
-        raise ConfigError(f"{OPTION}: it was trained with training.lora.alpha = {theirs['lora_alpha']:g}, not {alpha:g}")
+        raise ConfigError(
+            f"{OPTION}: it was trained with training.lora.alpha = {theirs['lora_alpha']:g}, not {alpha:g}"
+        )
     own_base = trainer.model.peft_config["default"].base_model_name_or_path
     if theirs["base_model_name_or_path"] != own_base:
-        log.warning("%s was trained over %s, and here the base is %s", source, theirs["base_model_name_or_path"], own_base)
+        log.warning(
+            "%s was trained over %s, and here the base is %s", source, theirs["base_model_name_or_path"], own_base
+        )
     return state
 
 

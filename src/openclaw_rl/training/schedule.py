@@ -15,8 +15,8 @@ def lr_share(committed: int, config: TrainingConfig) -> float:
     """What `training.lr` is multiplied with in the step after `committed` steps; above 0, at most 1.
 
     The `warmup_steps` first steps rise in equal parts, `1/(w+1), 2/(w+1), ..., w/(w+1)`; the one after them has the
-    whole. From there a linear or a cosine schedule falls, to `min_lr_share` once `schedule_steps` are committed, where
-    it stays: a deployment has no last step.
+    whole. From there a linear or a cosine schedule falls, to `min_lr_share` once `schedule_steps` are committed,
+    where it stays: a deployment has no last step.
     """
     if committed < config.warmup_steps:
         return (committed + 1) / (config.warmup_steps + 1)
