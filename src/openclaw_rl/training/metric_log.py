@@ -1,7 +1,7 @@
 """Metrics of committed steps in files for other programs: JSON lines, and TensorBoard's events.
 
-The record is the store. The files follow it: what of its steps is not yet in a file is appended, after each commit and
-at each start, so that every step is in it exactly once, also after a kill. A torn end is cut off first.
+The record is the store. The files follow it: what of its steps is not yet in a file is appended, after each commit
+and at each start, so that every step is in it exactly once, also after a kill. A torn end is cut off first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every metric that a step can have, with its unit and what it means. One that was not measured is absent, never 0."""
+"""Every metric that a step can have: its unit and what it means. One that was not measured is absent, never 0."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ METRICS = _metrics(
     ("kl_after", "nats per token", "exact KL to the base, after the step"),
     ("kl_to_last", "nats per token", "exact KL to the weights before the step"),
     ("entropy_after", "nats per token", "of the policy, after the step"),
-    ("nats_below_told_base", "nats per token", "how far the new answers lie below the told base's own, under that base"),
+    ("nats_below_told_base", "nats per token", "how far the new answers lie below the told base's, under that base"),
     ("probe_drop", "nats per token", "how much less likely known good answers are than under the base"),
     ("probe_repetition", "share", "of the probe answers' 4-grams that had been there before"),
     ("probe_tokens", "tokens", "mean length of the probe answers"),

@@ -1,8 +1,8 @@
 """Beginning a run directory from a checkpoint of another one: `training.resume_from_checkpoint`.
 
-A policy can only be trained by answers of its own, so the weights must first be in service here. They become version
-1 of the new run, made by a step 1 without samples; from there everything is as after any other step. Steps are counted
-anew, because each run's versions are named by them; optimiser, moving averages and random numbers go on.
+A policy can only be trained by answers of its own, so the weights must first be in service here. They become
+version 1 of the new run, made by a step 1 without samples; from there everything is as after any other step. Steps
+are counted anew, because each run's versions are named by them; optimiser, moving averages and random numbers go on.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def begin(config: Config, store: Store, trainer: Trainer) -> bool:
         return False
     if steps:
         raise ConfigError(
-            f"{OPTION} begins a new run, and {config.run_dir} has {len(steps)} steps: choose another --run-dir, or go "
-            "back to one of its versions by openclaw-rl policy rollback"
+            f"{OPTION} begins a new run, and {config.run_dir} has {len(steps)} steps: choose another --run-dir, or "
+            "go back to one of its versions by openclaw-rl policy rollback"
         )
     started = time.monotonic()
     state = _fitting(source, trainer)
