@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.config import ApiKey, Config, JudgeConfig, LoraConfig, ModelConfig, ServingConfig, TrainingConfig
-from openclaw_rl.config_render import HIDDEN, TABLE_BEGIN, plain, to_toml, with_tables, write_private_json
+from openclaw_rl.config_render import HIDDEN, TABLE_BEGIN, plain, to_toml, type_name, with_tables, write_private_json
 from openclaw_rl.config_sources import (
     FLAG_ALIASES,
     ConfigError,
@@ -124,6 +124,12 @@ def test_familiar_flags(flag: str, text: str, look: Any, value: Any) -> None:
 def test_every_familiar_flag_names_a_key_and_is_tested() -> None:
     assert set(FLAG_ALIASES.values()) <= {option.key for option in options()}
     assert set(FLAG_ALIASES) == {flag for flag, *_ in FAMILIAR_FLAGS}
+
+
+def test_the_type_of_every_option_is_told_in_words() -> None:
+    assert {option.key for option in options() if "Annotated" in type_name(option)} == set()
+    (steps,) = [option for option in options() if option.key == "training.schedule_steps"]
+    assert type_name(steps) == "int (or unset)"
 
 
 def test_every_leaf_has_a_variable_and_a_flag_of_its_own() -> None:

@@ -242,7 +242,7 @@ COMMANDS: dict[str, Entry] = {
         "--resume-from-checkpoint openclaw-run/checkpoints/step-000012",
         'resume_from_checkpoint = "openclaw-run/checkpoints/step-000012"',
     ),
-    "openclaw-rl plot": Run(prints=("refused) are drawn in openclaw-run/learning.png",), needs_version=True),
+    "openclaw-rl plot": Run(prints=("refused) are drawn in", "openclaw-run/learning.png"), needs_version=True),
     "openclaw-rl up recipes/combine.toml --training.log jsonl,tensorboard": dry(
         "openclaw-rl up recipes/combine.toml --training.log jsonl,tensorboard", 'log = ["jsonl", "tensorboard"]'
     ),

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from openclaw_rl.config import Config
+from openclaw_rl.config import Config, LoraConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import write_manifest
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import load_checkpoint
 from openclaw_rl.types import VersionState
-from tests.training.test_cycle import die_at, fill, make_config, make_loop, work_off
+from tests.training.test_cycle import RefusingPublisher, die_at, fill, make_config, make_loop, work_off
 
 
 @pytest.fixture(scope="module")
@@ -133,14 +133,12 @@ def test_killed_before_it_serves_it_is_published_by_the_next(run_dir: Path, sour
 
 
 def test_what_does_not_fit_is_an_error_at_the_start(run_dir: Path, source: Path) -> None:
-    from openclaw_rl.config import LoraConfig
-
     damaged = run_dir.parent / "damaged"
     shutil.copytree(source, damaged)
     (damaged / "trainer_state.pt").write_bytes(b"x")
     cases: list[tuple[Path, dict[str, object], str]] = [
-        (source.parent / "step-000099", {}, "there is no directory"),
-        (source / "adapter", {}, "is no whole checkpoint"),
+        (source.parent / "step-000099", {}, "there is no checkpoint in"),
+        (source / "adapter", {}, "there is no checkpoint in"),
         (damaged, {}, "is no whole checkpoint"),
         (source, {"lora": LoraConfig(rank=4, alpha=16.0)}, r"training\.lora\.alpha = 8, not 16"),
         (source, {"lora": LoraConfig(rank=8, alpha=8.0)}, r"training\.lora differs"),
@@ -171,14 +169,12 @@ def test_every_nth_checkpoint_is_kept_for_good_unless_refused(tmp_path: Path) ->
     config = make_config(tmp_path, batch=1, keep_checkpoints=1, save_interval=2)
     store = Store.open(config.store_path)
     loop = make_loop(config, store)
+    loop._publisher = RefusingPublisher(store, 2, 3)
     loop.resume()
     for number in range(7):
         fill(store, 1, first=number)
-        loop.cycle()
-        if number == 3:  # step 4, which the engine refuses afterwards
-            store.versions.roll_back(3)
-            with store._database.write() as connection:
-                connection.exec_driver_sql("UPDATE versions SET state = 'rejected' WHERE version = 4")
+        assert loop.cycle()
+    assert len(store.samples.steps()) == 7
     there = sorted(path.name for path in config.checkpoints_dir.iterdir())
-    assert there == ["step-000002", "step-000004", "step-000006", "step-000007"]  # 4: the last refused one
+    assert there == ["step-000003", "step-000004", "step-000006", "step-000007"]  # 3: the last refused one
     store.close()

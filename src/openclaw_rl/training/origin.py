@@ -17,7 +17,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import ADAPTER_DIR, CorruptPolicy, adapter_dir
 from openclaw_rl.store import Store
-from openclaw_rl.training.checkpoint import load_checkpoint, save_checkpoint
+from openclaw_rl.training.checkpoint import STATE_FILE, load_checkpoint, save_checkpoint
 from openclaw_rl.training.trainer import Trainer, TrainerState
 from openclaw_rl.types import PolicyVersion, StepRecord, VersionState
 
@@ -61,8 +61,8 @@ def begin(config: Config, store: Store, trainer: Trainer) -> bool:
 
 def _fitting(source: Path, trainer: Trainer) -> TrainerState:
     """The state at `source`, its files checked, and that they mean the same here."""
-    if not source.is_dir():
-        raise ConfigError(f"{OPTION}: there is no directory {source}")
+    if not (source / STATE_FILE).is_file():
+        raise ConfigError(f"{OPTION}: there is no checkpoint in {source}")
     try:
         state = load_checkpoint(source)
     except CorruptPolicy as error:
