@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.config import ApiKey, Config, JudgeConfig, LoraConfig, ModelConfig, ServingConfig, TrainingConfig
-from openclaw_rl.config_render import HIDDEN, TABLE_BEGIN, plain, to_toml, with_tables, write_private_json
+from openclaw_rl.config_render import HIDDEN, TABLE_BEGIN, plain, to_toml, type_name, with_tables, write_private_json
 from openclaw_rl.config_sources import (
     FLAG_ALIASES,
     ConfigError,
@@ -83,6 +83,12 @@ FAMILIAR_FLAGS = [
     ("--host", "localhost", lambda c: c.serving.host, "localhost"),
     ("--custom-loss-function-path", "a.py:f", lambda c: c.training.custom_loss_function_path, "a.py:f"),
     ("--lr", "1e-6", lambda c: c.training.lr, 1e-6),
+    ("--lr-schedule", "cosine", lambda c: c.training.schedule, "cosine"),
+    ("--warmup-steps", "5", lambda c: c.training.warmup_steps, 5),
+    ("--schedule-steps", "50", lambda c: c.training.schedule_steps, 50),
+    ("--min-lr-share", "0.5", lambda c: c.training.min_lr_share, 0.5),
+    ("--save-interval", "10", lambda c: c.training.save_interval, 10),
+    ("--resume-from-checkpoint", "a/step-000012", lambda c: c.training.resume_from_checkpoint, "a/step-000012"),
     ("--weight-decay", "0.01", lambda c: c.training.weight_decay, 0.01),
     ("--adam-beta1", "0.8", lambda c: c.training.adam_beta1, 0.8),
     ("--adam-beta2", "0.999", lambda c: c.training.adam_beta2, 0.999),
@@ -102,15 +108,28 @@ FAMILIAR_FLAGS = [
 ]
 
 
+NEEDED_BESIDE: dict[str, list[tuple[str, str]]] = {
+    "--custom-loss-function-path": [("--training.loss.opd_top_k", "0")],
+    "--lr-schedule": [("--schedule-steps", "9")],
+    "--schedule-steps": [("--lr-schedule", "linear")],
+    "--min-lr-share": [("--lr-schedule", "linear"), ("--schedule-steps", "9")],
+}
+
+
 @pytest.mark.parametrize(("flag", "text", "look", "value"), FAMILIAR_FLAGS)
 def test_familiar_flags(flag: str, text: str, look: Any, value: Any) -> None:
-    alone = [("--training.loss.opd_top_k", "0")] if flag == "--custom-loss-function-path" else []
-    assert look(load(None, {}, [(flag, text), *alone]).config) == value
+    assert look(load(None, {}, [(flag, text), *NEEDED_BESIDE.get(flag, [])]).config) == value
 
 
 def test_every_familiar_flag_names_a_key_and_is_tested() -> None:
     assert set(FLAG_ALIASES.values()) <= {option.key for option in options()}
     assert set(FLAG_ALIASES) == {flag for flag, *_ in FAMILIAR_FLAGS}
+
+
+def test_the_type_of_every_option_is_told_in_words() -> None:
+    assert {option.key for option in options() if "Annotated" in type_name(option)} == set()
+    (steps,) = [option for option in options() if option.key == "training.schedule_steps"]
+    assert type_name(steps) == "int (or unset)"
 
 
 def test_every_leaf_has_a_variable_and_a_flag_of_its_own() -> None:

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from openclaw_rl import __version__
 from openclaw_rl.cli_judge import add_judge
+from openclaw_rl.cli_plot import add_plot
 from openclaw_rl.cli_policy import add_policy
 from openclaw_rl.cli_sessions import add_sessions
 from openclaw_rl.config import Config
@@ -217,6 +218,7 @@ def build_parser() -> Parser:
     add_judge(commands, _command, _add_configuration)
     add_sessions(commands, _command, _add_run_dir)
     add_policy(commands, _command, _add_run_dir)
+    add_plot(commands, _command, _add_run_dir)
     listing = _command(commands, "options", run_options, "list everything that can be set")
     listing.add_argument("--update", type=Path, metavar="PAGE.md", help="write the tables of that page anew instead")
     _command(commands, "version", run_version, "print the version")

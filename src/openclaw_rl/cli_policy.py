@@ -76,7 +76,7 @@ def add_policy(commands: Any, command: AddCommand, add_run_dir: Callable[[argpar
 
 def run_list(parsed: argparse.Namespace) -> int:
     """`policy list`."""
-    with _store(parsed) as (store, _):
+    with opened_store(parsed) as (store, _):
         versions, steps = store.versions.all(), _steps(store)
         since = store.versions.states_since()
     if parsed.json:
@@ -103,7 +103,7 @@ def run_list(parsed: argparse.Namespace) -> int:
 
 def run_show(parsed: argparse.Namespace) -> int:
     """`policy show VERSION`."""
-    with _store(parsed) as (store, _):
+    with opened_store(parsed) as (store, _):
         version = _version(store, parsed.version)
         step = _steps(store).get(version.version)
         since = store.versions.states_since()[version.version]
@@ -126,7 +126,7 @@ def run_diff(parsed: argparse.Namespace) -> int:
     """`policy diff A B`."""
     from openclaw_rl.training.compare import compare
 
-    with _store(parsed) as (store, _):
+    with opened_store(parsed) as (store, _):
         a, b = _version(store, parsed.a), _version(store, parsed.b)
         steps = _steps(store)
     with _sound_files():
@@ -160,7 +160,7 @@ def run_diff(parsed: argparse.Namespace) -> int:
 
 def run_rollback(parsed: argparse.Namespace) -> int:
     """`policy rollback VERSION`."""
-    with _store(parsed) as (store, _):
+    with opened_store(parsed) as (store, _):
         version = _servable(store, parsed.version)
         before = store.versions.serving()
         store.versions.roll_back(version.version)
@@ -170,7 +170,7 @@ def run_rollback(parsed: argparse.Namespace) -> int:
 
 def run_pin(parsed: argparse.Namespace) -> int:
     """`policy pin VERSION`."""
-    with _store(parsed) as (store, _):
+    with opened_store(parsed) as (store, _):
         version = _servable(store, parsed.version)
         store.versions.pin(version.version)
     _say(f"{version.name} stays in service, and training waits, until: openclaw-rl policy unpin")
@@ -179,7 +179,7 @@ def run_pin(parsed: argparse.Namespace) -> int:
 
 def run_unpin(parsed: argparse.Namespace) -> int:
     """`policy unpin`."""
-    with _store(parsed) as (store, _):
+    with opened_store(parsed) as (store, _):
         pinned = store.versions.pinned()
         store.versions.unpin()
     _say("no version was pinned" if pinned is None else f"{pinned.name} may be followed by newer ones again")
@@ -188,7 +188,7 @@ def run_unpin(parsed: argparse.Namespace) -> int:
 
 def run_export(parsed: argparse.Namespace) -> int:
     """`policy export VERSION --to DIR`."""
-    with _store(parsed) as (store, _):
+    with opened_store(parsed) as (store, _):
         version = _version(store, parsed.version)
     adapter = _files(version)
     if adapter is None:
@@ -203,7 +203,7 @@ def run_export(parsed: argparse.Namespace) -> int:
 
 def run_merge(parsed: argparse.Namespace) -> int:
     """`policy merge VERSION --to PATH`."""
-    with _store(parsed) as (store, config):
+    with opened_store(parsed) as (store, config):
         version = _version(store, parsed.version)
     adapter = _files(version)
     as_gguf = parsed.to.suffix == ".gguf"
@@ -226,7 +226,7 @@ def run_merge(parsed: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _store(parsed: argparse.Namespace) -> Iterator[tuple[Store, Config]]:
+def opened_store(parsed: argparse.Namespace) -> Iterator[tuple[Store, Config]]:
     """The record of the run directory, and the configuration that it runs with."""
     from openclaw_rl.cli import resolve_arguments
     from openclaw_rl.store import Store

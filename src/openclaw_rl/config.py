@@ -193,6 +193,15 @@ class TrainingConfig(Section):
     gate: GateConfig = GateConfig()
     window: WindowConfig = WindowConfig()
     lr: Positive = 3e-4
+    """The highest learning rate. A step takes this, times what the schedule says, times its share of a full batch."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up: it stays, or falls to min_lr_share of itself."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """So many first steps have a smaller learning rate, rising in equal parts."""
+    schedule_steps: Count | None = None
+    """When `linear` or `cosine` has come down: after so many committed steps, warm-up included."""
+    min_lr_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
+    """What a falling schedule leaves of the learning rate, for good. Never 0: a deployment has no last step."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.98
@@ -208,6 +217,15 @@ class TrainingConfig(Section):
     """Samples drawn more versions ago than this expire, counted."""
     keep_checkpoints: Count = 4
     """The last checkpoints kept on disk; the one to resume from always is."""
+    save_interval: Annotated[int, Field(ge=0)] = 0
+    """Of every n-th step the checkpoint is kept for good, beside the last keep_checkpoints; 0: of none. Whatever it
+    is, the state to resume from is on disk before a step commits."""
+    resume_from_checkpoint: Annotated[str, Field(min_length=1)] = "auto"
+    """`auto`: from the last step of this run directory. Or the directory of a checkpoint (`.../step-000012`) of
+    another run, from which a new run directory begins."""
+    log: tuple[Literal["jsonl", "tensorboard"], ...] = ("jsonl",)
+    """Files with the metrics of each step: `metrics.jsonl`, and events for TensorBoard in `tensorboard`, both in the
+    run directory."""
     threads: Annotated[int, Field(ge=0)] = 1
     """CPU threads of the trainer; 0: all."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
@@ -225,6 +243,20 @@ class TrainingConfig(Section):
         if not any(used.values()):
             names = " and ".join(f"training.loss.{name}" for name in used)
             raise ValueError(f"training.method = {self.method} learns nothing with {names} = 0")
+        return self
+
+    @model_validator(mode="after")
+    def _schedule_has_an_end(self) -> TrainingConfig:
+        if self.schedule == "constant":
+            unused = {"schedule_steps": self.schedule_steps is not None, "min_lr_share": self.min_lr_share != 0.1}
+            if names := [name for name, given in unused.items() if given]:
+                raise ValueError(f"training.{names[0]} does nothing with training.schedule = constant")
+        elif self.schedule_steps is None:
+            raise ValueError(
+                f"training.schedule = {self.schedule} needs training.schedule_steps: when it has come down"
+            )
+        elif self.schedule_steps <= self.warmup_steps:
+            raise ValueError("training.schedule_steps must be more than training.warmup_steps, which it includes")
         return self
 
     @model_validator(mode="after")

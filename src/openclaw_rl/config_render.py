@@ -139,6 +139,8 @@ def type_name(option: Option) -> str:
 
 def _annotation(annotation: Any) -> str:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Annotated:
+        return _annotation(args[0])
     if origin is typing.Literal:
         return " or ".join(f"`{arg}`" for arg in args)
     if origin is tuple:

@@ -225,6 +225,27 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl policy merge policy-v1 --to my-model": Run(
         prints=("merged into its base, is in my-model",), needs_version=True
     ),
+    # Add a method, metrics
+    "openclaw-rl up examples/milder_no/recipe.toml": Run(
+        prints=('custom_rm_path = "examples/milder_no/reward.py:score"', "warmup_steps = 5"),
+        as_command=f"cd {shlex.quote(str(ROOT))} && openclaw-rl up examples/milder_no/recipe.toml --dry-run",
+        because="it would take the port",
+    ),
+    "openclaw-rl up recipes/combine.toml --lr-schedule cosine --warmup-steps 10 --schedule-steps 500": dry(
+        "openclaw-rl up recipes/combine.toml --lr-schedule cosine --warmup-steps 10 --schedule-steps 500",
+        'schedule = "cosine"',
+        "schedule_steps = 500",
+    ),
+    "openclaw-rl up recipes/combine.toml --run-dir second-run "
+    "--resume-from-checkpoint openclaw-run/checkpoints/step-000012": dry(
+        "openclaw-rl up recipes/combine.toml --run-dir second-run "
+        "--resume-from-checkpoint openclaw-run/checkpoints/step-000012",
+        'resume_from_checkpoint = "openclaw-run/checkpoints/step-000012"',
+    ),
+    "openclaw-rl plot": Run(prints=("refused) are drawn in", "openclaw-run/learning.png"), needs_version=True),
+    "openclaw-rl up recipes/combine.toml --training.log jsonl,tensorboard": dry(
+        "openclaw-rl up recipes/combine.toml --training.log jsonl,tensorboard", 'log = ["jsonl", "tensorboard"]'
+    ),
     # CONTRIBUTING
     "make install": Elsewhere(where=".ci/run", says="step make install"),
     "make check": Elsewhere(where=".ci/run", says="step make check"),

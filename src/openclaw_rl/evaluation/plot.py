@@ -50,7 +50,7 @@ def save_plot(curve: LearningCurve, path: Path) -> None:
     _draw_score(above, curve)
     _draw_reward(below, curve)
     for axes in (above, below):
-        _dress(axes)
+        dress(axes)
         _mark_versions(axes, curve.version_marks, labels=axes is above)
     below.set_xlabel("questions asked (first answers)", color=INK)
     figure.savefig(path)
@@ -61,7 +61,7 @@ def _draw_score(axes: Axes, curve: LearningCurve) -> None:
     places = range(1, len(curve.satisfied) + 1)
     values = [1.0 if kept else 0.0 for kept in curve.satisfied]
     axes.scatter(places, values, s=14, color=GOOD, alpha=0.35, linewidths=0, zorder=2)
-    axes.plot(places, _drawable(rolling_mean(values)), color=GOOD, linewidth=2.2, zorder=3)
+    axes.plot(places, drawable(rolling_mean(values)), color=GOOD, linewidth=2.2, zorder=3)
     references = (
         # Each label where the curve of a policy that learns is not.
         ("held out, before", curve.score_before, FAINT, ":", 1.0, "right"),
@@ -91,7 +91,7 @@ def _draw_reward(axes: Axes, curve: LearningCurve) -> None:
     places = range(1, len(curve.rewards) + 1)
     present = [(place, reward) for place, reward in zip(places, curve.rewards, strict=True) if reward is not None]
     axes.scatter([p for p, _ in present], [r for _, r in present], s=14, color=REWARD, alpha=0.35, linewidths=0)
-    axes.plot(places, _drawable(rolling_mean(curve.rewards)), color=REWARD, linewidth=2.2)
+    axes.plot(places, drawable(rolling_mean(curve.rewards)), color=REWARD, linewidth=2.2)
     axes.axhline(0.0, color=FAINT, linewidth=0.8)
     axes.set_ylim(-1.15, 1.15)
     axes.set_ylabel(f"mean reward\n(judge, last {WINDOW})", color=INK)
@@ -113,7 +113,7 @@ def _mark_versions(axes: Axes, marks: Sequence[tuple[int, int]], *, labels: bool
             )
 
 
-def _dress(axes: Axes) -> None:
+def dress(axes: Axes) -> None:
     """Less ink: no box, light ticks."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -123,6 +123,6 @@ def _dress(axes: Axes) -> None:
     axes.margins(x=0.01)
 
 
-def _drawable(values: Sequence[float | None]) -> list[float]:
+def drawable(values: Sequence[float | None]) -> list[float]:
     """The same with NaN for what is missing, which leaves a gap in the line."""
     return [float("nan") if value is None else value for value in values]

@@ -99,14 +99,14 @@ def discard_uncommitted(root: Path, last_step: int, known: Callable[[Sequence[st
     """Remove what a dead trainer left: half-written directories, and the checkpoint of the step it did not commit.
 
     `known` says whether the store knows any of these samples (turn ids): a checkpoint of the next step that was made
-    of others is not this store's.
+    of others is not this store's. One that was made of none is a copy (`origin`), and is made again.
 
     Raises:
         UnknownCheckpoints: if there are any that no dead trainer of this store can have left.
     """
     found = _directories(root)
     ahead = [path for path in found if (_step_of(path) or 0) > last_step]
-    strange = [path.name for path in ahead if _step_of(path) != last_step + 1 or not known(_samples_of(path))]
+    strange = [path.name for path in ahead if _step_of(path) != last_step + 1 or not _is_ours(path, known)]
     if strange:
         raise UnknownCheckpoints(
             f"{root} holds {', '.join(sorted(strange))}, of which the store, whose last step is {last_step}, knows "
@@ -118,12 +118,13 @@ def discard_uncommitted(root: Path, last_step: int, known: Callable[[Sequence[st
     return [path.name for path in removed]
 
 
-def _samples_of(path: Path) -> Sequence[str]:
-    """The samples that a checkpoint was made of; none where it cannot be read."""
+def _is_ours(path: Path, known: Callable[[Sequence[str]], bool]) -> bool:
+    """Whether a checkpoint was made of samples that the store knows, or of none; not where it cannot be read."""
     try:
-        return load_checkpoint(path).trained
+        trained = load_checkpoint(path).trained
     except CorruptPolicy:
-        return ()
+        return False
+    return not trained or known(trained)
 
 
 def prune_checkpoints(root: Path, *, keep: int, in_use: Collection[int]) -> list[str]:

@@ -30,6 +30,8 @@ from openclaw_rl.training.checkpoint import (
 )
 from openclaw_rl.training.evaluation import evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
+from openclaw_rl.training.metric_log import metric_files
+from openclaw_rl.training.origin import begin
 from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.recovery import fall_back, newest_intact
 from openclaw_rl.training.teacher_setup import frozen_version
@@ -76,6 +78,7 @@ class TrainingLoop:
         self._patience = Patience(stop, reporter.waiting, pause_s=1.0, max_pause_s=30.0)
         self._plain_answers = tuple(plain_answers)
         self._evaluate = load_evaluation(config.training.gate)
+        self._metric_files = metric_files(config)
         self._fresh = trainer.state()
         self._basis = BASE_VERSION
 
@@ -122,7 +125,9 @@ class TrainingLoop:
         steps = self._store.samples.steps()
         last = steps[-1].step if steps else 0
         removed = self._discard_after(last)
+        begin(self._config, self._store, self._trainer)
         self._restore()
+        self._log_metrics()
         log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
 
     def _discard_after(self, last_step: int) -> list[str]:
@@ -282,6 +287,7 @@ class TrainingLoop:
             self._discard_after(outcome.step - 1)
             self._restore()
             return False
+        self._log_metrics()
         if outcome.refused is not None:
             log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
             self._restore()
@@ -290,14 +296,23 @@ class TrainingLoop:
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
         return True
 
+    def _log_metrics(self) -> None:
+        """Bring the files of metrics up to what is committed."""
+        steps = self._store.samples.steps()
+        refused = {v.version: v.reason for v in self._store.versions.all() if v.state is VersionState.REJECTED}
+        for file in self._metric_files:
+            file.follow(steps, refused)
+
     def _prune(self) -> None:
-        keep = self._config.training.keep_checkpoints
+        keep, interval = self._config.training.keep_checkpoints, self._config.training.save_interval
         needed = {VersionState.SERVING, VersionState.CANDIDATE}
         versions = self._store.versions.all()
         in_use = {version.step for version in versions if version.state in needed or version.pinned}
         frozen = frozen_version(self._config.training.teacher)
         in_use |= set() if frozen is None else {frozen}
         refused = [version.step for version in versions if version.state is VersionState.REJECTED]
+        if interval:
+            in_use |= {v.step for v in versions if v.step % interval == 0 and v.state is not VersionState.REJECTED}
         prune_checkpoints(self._config.checkpoints_dir, keep=keep, in_use=in_use | set(refused[-keep:]))
 
 

@@ -29,6 +29,7 @@ from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.hint_choice import HintChooser
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.objective import StepContext
+from openclaw_rl.training.schedule import lr_share
 from openclaw_rl.training.scorer import Mode, Scorer
 from openclaw_rl.training.teacher import LiveTeacher, TeacherOf
 from openclaw_rl.types import Sample
@@ -312,9 +313,10 @@ class Trainer:
         if not math.isfinite(norm):
             raise NonFinite("gradient_not_finite")
         share = 1.0 if self._full_batch is None else min(1.0, batch.signals / self._full_batch)
-        meter.set("lr", self.config.lr * share)
+        lr = self.config.lr * lr_share(self.step_number, self.config) * share
+        meter.set("lr", lr)
         for group in self._optimizer.param_groups:
-            group["lr"] = self.config.lr * share
+            group["lr"] = lr
         self._optimizer.step()
 
 

@@ -1,0 +1,144 @@
+"""Metrics of committed steps in files for other programs: JSON lines, and TensorBoard's events.
+
+The record is the store. The files follow it: what of its steps is not yet in a file is appended, after each commit
+and at each start, so that every step is in it exactly once, also after a kill. A torn end is cut off first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.training import event_file
+from openclaw_rl.types import StepRecord
+
+SECONDS = "seconds"
+"""How long the step took; told beside the metrics of `metric_names`."""
+
+
+class Format(Protocol):
+    """How steps become bytes."""
+
+    def end_and_last_step(self, path: Path) -> tuple[int, int]:
+        """Where the whole entries of a file end, in bytes, and the step of the last of them; 0 for none."""
+        ...
+
+    def opening(self, first: StepRecord) -> bytes:
+        """What an empty file begins with, before its first step."""
+        ...
+
+    def entry(self, step: StepRecord, refused: str | None) -> bytes:
+        """One step."""
+        ...
+
+
+class JsonLines:
+    """An object on a line for each step: its numbers, why it was refused (null: it was not), and its metrics."""
+
+    def end_and_last_step(self, path: Path) -> tuple[int, int]:
+        """See `Format`.
+
+        Raises:
+            ConfigError: a whole line is none of these objects: another program's file.
+        """
+        end = last = 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    last = int(json.loads(line)["step"])
+                except (ValueError, KeyError, TypeError) as error:
+                    raise ConfigError(
+                        f"line {number} of {path} is no step of a trainer: move the file away"
+                    ) from error
+                end += len(line)
+        return end, last
+
+    def opening(self, first: StepRecord) -> bytes:
+        """Nothing."""
+        return b""
+
+    def entry(self, step: StepRecord, refused: str | None) -> bytes:
+        """See `Format`."""
+        body = {
+            "step": step.step,
+            "version": step.version,
+            "created_at": step.created_at,
+            SECONDS: step.seconds,
+            "refused": refused,
+            "metrics": _finite(step.metrics),
+        }
+        return json.dumps(body, allow_nan=False).encode() + b"\n"
+
+
+class Events:
+    """A TensorBoard event for each step, with all its metrics; a refused one has the scalar `refused`, 1, too."""
+
+    def end_and_last_step(self, path: Path) -> tuple[int, int]:
+        """See `Format`."""
+        end = last = 0
+        with path.open("rb") as file:
+            for end, payload in event_file.records(file):  # noqa: B007
+                last = event_file.step_of(payload)
+        return end, last
+
+    def opening(self, first: StepRecord) -> bytes:
+        """The format's version."""
+        return event_file.record(event_file.first_event(first.created_at))
+
+    def entry(self, step: StepRecord, refused: str | None) -> bytes:
+        """See `Format`."""
+        values = {**_finite(step.metrics), SECONDS: step.seconds, "refused": float(refused is not None)}
+        return event_file.record(event_file.scalars_event(step.step, step.created_at, values))
+
+
+class MetricFile:
+    """One file that follows the steps of a store."""
+
+    def __init__(self, path: Path, form: Format) -> None:
+        """Find out what is in it already."""
+        self.path = path
+        self._format = form
+        self._end, self._last = form.end_and_last_step(path) if path.exists() else (0, 0)
+
+    def follow(self, steps: Sequence[StepRecord], refused: Mapping[int, str | None]) -> int:
+        """Append those that are not in it, in their order; how many. `refused`: the reasons, by version."""
+        new = [step for step in steps if step.step > self._last]
+        if not new:
+            return 0
+        opening = b"" if self._end else self._format.opening(new[0])
+        entries = [self._format.entry(step, refused.get(step.version)) for step in new]
+        self._append(opening + b"".join(entries))
+        self._last = new[-1].step
+        return len(new)
+
+    def _append(self, data: bytes) -> None:
+        """Write after the last whole entry, over whatever a kill or a full disk left there, and make it durable."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644), "r+b") as file:
+            file.truncate(self._end)
+            file.seek(self._end)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._end += len(data)
+
+
+def metric_files(config: Config) -> list[MetricFile]:
+    """The files that `training.log` names, as far as they were written."""
+    places: dict[str, tuple[Path, Format]] = {
+        "jsonl": (config.run_dir / "metrics.jsonl", JsonLines()),
+        "tensorboard": (config.run_dir / "tensorboard" / "events.out.tfevents.0.openclaw-rl", Events()),
+    }
+    return [MetricFile(*places[kind]) for kind in dict.fromkeys(config.training.log)]
+
+
+def _finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
