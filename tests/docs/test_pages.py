@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -184,8 +185,10 @@ def test_every_reason_of_the_gate_has_its_row_with_its_bound() -> None:
         words, _, key = beyond.partition(" ")
         assert words == ("above" if rule.at_most else "below")
         value = 0.123 if rule.at_most else 0.456
-        bound = GateConfig(**{key.strip("`"): value, **({"evaluation_path": "a:b"} if "evaluation" in key else {})})
-        assert rule.bound(bound) == value
+        values: dict[str, Any] = {key.strip("`"): value}
+        if "evaluation" in key:
+            values["evaluation_path"] = "a:b"
+        assert rule.bound(GateConfig(**values)) == value
     assert all(f'"{reason}"' in SOURCES for reason in re.findall(r"`(\w+)`", not_finite))
 
 

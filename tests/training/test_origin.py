@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "new"
 
 
-def new_run(run_dir: Path, source: Path, **training: object) -> tuple[Config, Store]:
+def new_run(run_dir: Path, source: Path, **training: Any) -> tuple[Config, Store]:
     config = make_config(run_dir, resume_from_checkpoint=str(source), **training)
     return config, Store.open(config.store_path)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -78,7 +79,7 @@ def test_what_means_nothing_is_an_error(values: dict[str, object], says: str) ->
 
 def test_a_trainer_takes_it_and_takes_it_up_again(tmp_path: Path) -> None:
     """Three steps; the third in another trainer, from the second's checkpoint. A small batch shrinks it further."""
-    schedule = {"schedule": "linear", "warmup_steps": 1, "schedule_steps": 3, "min_lr_share": 0.1}
+    schedule: dict[str, Any] = {"schedule": "linear", "warmup_steps": 1, "schedule_steps": 3, "min_lr_share": 0.1}
     trainer = tiny_trainer(lr=1e-2, **schedule)
     assert trainer.step(mixed_samples(trainer)).metrics["lr"] == pytest.approx(0.5e-2)
     assert trainer.step(mixed_samples(trainer)).metrics["lr"] == pytest.approx(1e-2)
