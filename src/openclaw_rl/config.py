@@ -221,7 +221,7 @@ class TrainingConfig(Section):
     """Of every n-th step the checkpoint is kept for good, beside the last keep_checkpoints; 0: of none. Whatever it
     is, the state to resume from is on disk before a step commits."""
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] = "auto"
-    """`auto`: from the last step of this run directory. Or the directory of a checkpoint (`.../step-000012`) of
+    """`auto`: from the last step of this run directory. Or the directory of a checkpoint (step-000012) of
     another run, from which a new run directory begins."""
     log: tuple[Literal["jsonl", "tensorboard"], ...] = ("jsonl",)
     """Files with the metrics of each step: `metrics.jsonl`, and events for TensorBoard in `tensorboard`, both in the

@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_an_error_at_the_start(run_dir: Path, source: Path)
     damaged = run_dir.parent / "damaged"
     shutil.copytree(source, damaged)
     (damaged / "trainer_state.pt").write_bytes(b"x")
-    cases: list[tuple[Path, dict[str, object], str]] = [
+    cases: list[tuple[Path, dict[str, Any], str]] = [
         (source.parent / "step-000099", {}, "there is no checkpoint in"),
         (source / "adapter", {}, "there is no checkpoint in"),
         (damaged, {}, "is no whole checkpoint"),
