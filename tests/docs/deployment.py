@@ -94,6 +94,10 @@ def make_workplace(folder: Path) -> Workplace:
         "OPENCLAW_RL_ENGINE__SCRIPT": str(script),
         "OPENCLAW_RL_SERVING__PORT": str(port),
         "OPENCLAW_RL_ROLLOUT__BATCH_SIZE": "1",
+        "OPENCLAW_RL_TRAINING__LOG": "jsonl,tensorboard",
+        # A random model has no language to lose, and the gate would find it lost.
+        "OPENCLAW_RL_TRAINING__GATE__PROBES": "0",
+        "OPENCLAW_RL_TRAINING__GATE__MAX_PROBE_DROP": "50",
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "NO_PROXY": "127.0.0.1",

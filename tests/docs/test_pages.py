@@ -16,6 +16,7 @@ from openclaw_rl.judging import classifier, verdict_logits
 from openclaw_rl.training.evaluation import evaluated
 from openclaw_rl.training.gate import RULES
 from openclaw_rl.training.gatekeeper import KnownAnswer
+from openclaw_rl.training.metric_names import BY_NAME
 from openclaw_rl.types import JudgementOutcome, LoopName, Method
 from tests.docs.pages import PAGES, ROOT, code_spans, links_of
 from tests.training.support import mixed_samples, tiny_trainer
@@ -174,7 +175,7 @@ def test_the_metrics_are_those_of_a_step() -> None:
     outcome = trainer.step(mixed_samples(trainer), hints=("be brief",), known=known)
     assert outcome.refused is None
     outcome = evaluated(outcome, lambda _: 1.0, Path("adapter"), trainer.config.gate)
-    assert sorted(first_column(section("## What a step measures"))) == sorted(outcome.metrics)
+    assert sorted(BY_NAME) == sorted(outcome.metrics)
 
 
 def test_every_reason_of_the_gate_has_its_row_with_its_bound() -> None:
