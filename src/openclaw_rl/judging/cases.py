@@ -48,13 +48,21 @@ def case_from(row: Mapping[str, Any]) -> Case:
         raise InvalidCase(f"missing {', '.join(missing)}")
     if row["score"] not in (-1, 0, 1):
         raise InvalidCase(f"score must be -1, 0 or 1, got {row['score']!r}")
+    for name in ("task", "output"):
+        if not isinstance(row[name], str):
+            raise InvalidCase(f"{name} must be a text")
+    if not isinstance(row["corrective"], bool):
+        raise InvalidCase(f"corrective must be true or false, got {row['corrective']!r}")
     following = row["next_state"]
+    messages = following if isinstance(following, list) else [following]
+    if not messages or not all(isinstance(message, dict) for message in messages):
+        raise InvalidCase("next_state must be a message with role and content, or a list of them")
     return Case(
         task=row["task"],
         output=row["output"],
-        next_state=tuple(following) if isinstance(following, list) else (following,),
+        next_state=tuple(messages),
         score=row["score"],
-        corrective=bool(row["corrective"]),
+        corrective=row["corrective"],
         group=row.get("group"),
     )
 
@@ -65,15 +73,27 @@ def parse_cases(lines: Iterable[str]) -> list[Case]:
     for number, line in enumerate(lines, start=1):
         if line.strip():
             try:
-                cases.append(case_from(json.loads(line)))
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise InvalidCase("not a JSON object")
+                cases.append(case_from(row))
             except ValueError as error:
                 raise InvalidCase(f"line {number}: {error}") from error
     return cases
 
 
 def load_cases(path: Path) -> list[Case]:
-    """Read a file of cases."""
-    return parse_cases(path.read_text(encoding="utf-8").splitlines())
+    """Read a file of cases.
+
+    Raises:
+        OSError: if it cannot be read.
+        InvalidCase: naming the line, or that it is not UTF-8.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidCase(f"not UTF-8 at byte {error.start}") from error
+    return parse_cases(text.split("\n"))  # JSON may hold other ends of lines, as U+2028, inside a text
 
 
 def user_examples(cases: Iterable[Case]) -> list[tuple[str, str, str]]:
@@ -84,4 +104,4 @@ def user_examples(cases: Iterable[Case]) -> list[tuple[str, str, str]]:
 
 def shipped_cases(name: str) -> list[Case]:
     """The cases that come with the package: `calibration`, `held_aside` or `feedback`."""
-    return parse_cases((DATA / f"{name}.jsonl").read_text(encoding="utf-8").splitlines())
+    return parse_cases((DATA / f"{name}.jsonl").read_text(encoding="utf-8").split("\n"))

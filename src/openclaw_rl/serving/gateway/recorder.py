@@ -83,7 +83,9 @@ class Recorder:
         self._store = store
         self._config = config or RolloutConfig()
         self._rules = ClientRules(self._config)
-        self._open_rows: set[str] = set()  # requests in the record that have not ended there
+        # Requests that may be in the record without an end there: they leave only after the commit of their end, for
+        # what ran in a transaction may yet be undone.
+        self._open_rows: set[str] = set()
         self._ends: dict[str, tuple[str, str]] = {}  # how those ended whose end could not be written
         self._predecessor_done = True
         self.guard = StoreGuard(store, self._recover)
@@ -109,6 +111,8 @@ class Recorder:
         try:
             return await self.guard.run(lambda: self._open(arrival), partial(self._opened_late, turn_id))
         except RECORD_ERRORS as error:
+            if not (isinstance(error, StoreDown) and error.undecided):
+                self._open_rows.discard(turn_id)
             self._lose(REFUSED if self.refuses else NOT_RECORDED, turn_id, error)
             return None
 
@@ -120,6 +124,7 @@ class Recorder:
             if not (isinstance(error, StoreDown) and error.undecided):
                 self._turn_lost(turn.turn_id, error)
             return False
+        self._open_rows.discard(turn.turn_id)
         return True
 
     async def failure(self, turn_id: str, *, status: str, error: str) -> None:
@@ -130,6 +135,8 @@ class Recorder:
         except RECORD_ERRORS as problem:
             self._end_later(turn_id, end)
             logger.error("the failure of %s was not recorded (%s)", turn_id, reason_of(problem))
+        else:
+            self._open_rows.discard(turn_id)
 
     async def end_session(self, key_id: str, name: str) -> bool:
         """End the session that this key's client calls `name`; False where it has none.
@@ -185,12 +192,12 @@ class Recorder:
                 logger.warning("%d requests were open when the gateway before this one ended; they failed", failed)
         for turn_id, end in list(self._ends.items()):
             self._end(turn_id, end)
+            self._open_rows.discard(turn_id)
             self._ends.pop(turn_id, None)
 
     def _end(self, turn_id: str, end: tuple[str, str]) -> None:
         status, error = end
         self._store.turns.record_failure(turn_id, status=status, error=error)
-        self._open_rows.discard(turn_id)
 
     def _end_later(self, turn_id: str, end: tuple[str, str]) -> None:
         if turn_id in self._open_rows:
@@ -202,10 +209,10 @@ class Recorder:
 
     def _turn(self, turn: Turn, opened: Opened) -> None:
         self._store.turns.record_turn(turn, context_hash=opened.hasher.extended(turn.answer))
-        self._open_rows.discard(turn.turn_id)
 
     def _turn_late(self, turn_id: str, error: Exception | None) -> None:
         if error is None:
+            self._open_rows.discard(turn_id)
             logger.warning("turn %s was recorded after its answer had ended", turn_id)
         else:
             self._turn_lost(turn_id, error)
