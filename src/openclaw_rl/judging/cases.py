@@ -38,7 +38,7 @@ class Case:
 
 
 def case_from(row: Mapping[str, Any]) -> Case:
-    """Read one row; `next_state` is one message or a list of them.
+    """Read one row; `next_state` is text (what the user said), one message, or a list of them.
 
     Raises:
         InvalidCase: naming the field that is missing or wrong.
@@ -49,10 +49,15 @@ def case_from(row: Mapping[str, Any]) -> Case:
     if row["score"] not in (-1, 0, 1):
         raise InvalidCase(f"score must be -1, 0 or 1, got {row['score']!r}")
     following = row["next_state"]
+    if isinstance(following, str):
+        following = {"role": "user", "content": following}
+    messages = tuple(following) if isinstance(following, list) else (following,)
+    if not messages or not all(isinstance(message, Mapping) for message in messages):
+        raise InvalidCase("next_state must be text, a message, or a list of messages")
     return Case(
         task=row["task"],
         output=row["output"],
-        next_state=tuple(following) if isinstance(following, list) else (following,),
+        next_state=messages,
         score=row["score"],
         corrective=bool(row["corrective"]),
         group=row.get("group"),
