@@ -38,7 +38,7 @@ class Case:
 
 
 def case_from(row: Mapping[str, Any]) -> Case:
-    """Read one row; `next_state` is one message or a list of them.
+    """Read one row; `next_state` is text (what the user said), one message, or a list of them.
 
     Raises:
         InvalidCase: naming the field that is missing or wrong.
@@ -54,9 +54,11 @@ def case_from(row: Mapping[str, Any]) -> Case:
     if not isinstance(row["corrective"], bool):
         raise InvalidCase(f"corrective must be true or false, got {row['corrective']!r}")
     following = row["next_state"]
+    if isinstance(following, str):
+        following = {"role": "user", "content": following}
     messages = following if isinstance(following, list) else [following]
     if not messages or not all(isinstance(message, dict) for message in messages):
-        raise InvalidCase("next_state must be a message with role and content, or a list of them")
+        raise InvalidCase("next_state must be text, a message with role and content, or a list of messages")
     return Case(
         task=row["task"],
         output=row["output"],
