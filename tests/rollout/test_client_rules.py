@@ -125,11 +125,9 @@ def test_session_hint() -> None:
 
 @pytest.mark.parametrize("length", [LONGEST_REMEMBERED, LONGEST_REMEMBERED + 1])
 def test_a_text_seen_before_is_read_as_it_was_the_first_time(length: int) -> None:
-    stamped, role_rule = (
-        f"[note] {'x' * length}"[:length],
-        Injection(name="note", pattern=r"\A\[note\] ", action="cut"),
-    )
-    rules = ClientRules(RolloutConfig(injections=[role_rule]))
+    stamped = f"[note] {'x' * length}"[:length]
+    rule = Injection(name="note", pattern=r"\A\[note\] ", action="cut")
+    rules = ClientRules(RolloutConfig(injections=[rule]))
     messages = [{"role": "user", "content": stamped}, {"role": "assistant", "content": stamped}]
     expected = [{"role": "user", "content": stamped[7:]}, messages[1]]
     assert rules.plain(messages) == expected
