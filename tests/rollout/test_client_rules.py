@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from openclaw_rl.config import Injection, RolloutConfig, SideRule
 from openclaw_rl.rollout.client_rules import ClientRules, session_hint
+from openclaw_rl.rollout.lineage import LONGEST_REMEMBERED
 from openclaw_rl.types import Message
 from tests.builders import tool, user
 
@@ -120,3 +121,14 @@ def test_session_hint() -> None:
     assert session_hint([user("Hello" + RUNTIME)], "key") == "339be286-f233-4a7f-a45e-aa775dd534e0"
     assert session_hint([system("sessionId=aaaaaaaa"), user("Hello")], "key") == "key"
     assert session_hint([], None) is None
+
+
+@pytest.mark.parametrize("length", [LONGEST_REMEMBERED, LONGEST_REMEMBERED + 1])
+def test_a_text_seen_before_is_read_as_it_was_the_first_time(length: int) -> None:
+    stamped = f"[note] {'x' * length}"[:length]
+    rule = Injection(name="note", pattern=r"\A\[note\] ", action="cut")
+    rules = ClientRules(RolloutConfig(injections=[rule]))
+    messages = [{"role": "user", "content": stamped}, {"role": "assistant", "content": stamped}]
+    expected = [{"role": "user", "content": stamped[7:]}, messages[1]]
+    assert rules.plain(messages) == expected
+    assert rules.plain(messages) == expected

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from openclaw_rl.config import Injection, RolloutConfig, SideRule
-from openclaw_rl.rollout.lineage import message_text
+from openclaw_rl.rollout.lineage import LONGEST_REMEMBERED, MOST_REMEMBERED, message_text
 from openclaw_rl.types import Message
 
 OPENCLAW_INJECTIONS: tuple[Injection, ...] = (
@@ -64,6 +65,7 @@ class ClientRules:
         self._injections = [(rule, re.compile(rule.pattern)) for rule in injections]
         self._side_rules = [(rule, re.compile(rule.pattern)) for rule in side_rules]
         self._roles = {rule.role for rule in injections}
+        self._remembered_text = lru_cache(maxsize=MOST_REMEMBERED)(self._plain_text)
 
     def plain(self, messages: Sequence[Message]) -> list[Message | None]:
         """The conversation itself, message by message: None where a message is set aside whole."""
@@ -81,6 +83,27 @@ class ClientRules:
         return None
 
     def _plain(self, message: Message) -> Message | None:
+        content = message.get("content")
+        if isinstance(content, str):
+            look = self._remembered_text if len(content) <= LONGEST_REMEMBERED else self._plain_text
+            kept = look(message["role"], content)
+            if kept is None or kept == content:
+                return None if kept is None else message
+            return {**message, "content": kept}
+        return self._plain_parts(message)
+
+    def _plain_text(self, role: str, text: str) -> str | None:
+        """What the rules leave of a text: None where its message is set aside."""
+        for rule, pattern in self._injections:
+            if rule.role != role:
+                continue
+            if rule.action == "cut":
+                text = pattern.sub("", text, count=1)
+            elif pattern.match(text):
+                return None
+        return text
+
+    def _plain_parts(self, message: Message) -> Message | None:
         for rule, pattern in self._injections:
             if rule.role != message["role"]:
                 continue
@@ -92,14 +115,11 @@ class ClientRules:
 
 
 def _cut(message: Message, pattern: re.Pattern[str]) -> Message:
-    """The message without what `pattern` matches in its text; the very same where it matches nothing."""
+    """The message without what `pattern` matches in its parts; the very same where it matches nothing."""
     content = message.get("content")
-    if isinstance(content, str):
-        kept: Any = pattern.sub("", content, count=1)
-    elif isinstance(content, list | tuple):
-        kept = [_cut_part(part, pattern) for part in content]
-    else:
+    if not isinstance(content, list | tuple):
         return message
+    kept = [_cut_part(part, pattern) for part in content]
     return message if kept == content else {**message, "content": kept}
 
 
