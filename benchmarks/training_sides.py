@@ -15,7 +15,6 @@ from torch import Tensor
 from openclaw_rl.config import LossConfig, ModelConfig, TrainingConfig
 from openclaw_rl.models import load_causal_lm, resolve_model
 from openclaw_rl.training.batch import build_batch
-from openclaw_rl.training.losses import clipped_policy_loss, policy_ratio
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.packing import chain_rows
 from openclaw_rl.training.reference import reference_loss
@@ -178,8 +177,10 @@ class Limit:
             if row.responses.any():
                 logprobs = torch.log_softmax(self._head(states[row.responses]), dim=-1)
                 chosen = logprobs.gather(-1, row.targets.unsqueeze(-1)).squeeze(-1)
-                loss = clipped_policy_loss(policy_ratio(chosen, row.old), row.advantage, clip_low=0.2, clip_high=0.28)
-                (loss.sum() / self._tokens).backward()  # type: ignore[no-untyped-call]
+                ratio = (chosen - row.old).exp()
+                terms = torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage)
+                loss = -terms.sum() / self._tokens
+                loss.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
 
     def gradient(self) -> Tensor:

@@ -142,3 +142,12 @@ def test_it_asks_first(run_dir: Path, reply: str, left: bool) -> None:
     assert (store.archive.read("hers") is not None) is left
     store.close()
     assert process.returncode == (1 if left else 0)
+
+
+def test_a_store_that_is_none_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "store.sqlite").write_bytes(bytes(range(256)) * 40)
+    for command in (["sessions", "list"], ["policy", "list"]):
+        assert main([*command, "--run-dir", str(tmp_path)]) == 2
+        said = capsys.readouterr().err
+        assert "cannot be used: file is not a database" in said
+        assert said.count("\n") == 1

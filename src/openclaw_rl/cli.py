@@ -75,6 +75,8 @@ def run_up(parsed: argparse.Namespace) -> int:
     from openclaw_rl.supervision.supervisor import Supervisor
 
     run_dir = resolved.config.run_dir
+    if parsed.recipe is None:
+        say("no recipe: with the defaults; recipes/combine.toml is the recommended one")
     say(f"starting in {run_dir}; logs in {resolved.config.logs_dir}")
     return Supervisor(resolved.config, say, on_ready=lambda url: say(what_to_try(url, resolved.config))).run(
         stop_event()

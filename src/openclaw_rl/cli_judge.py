@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from openclaw_rl.cli_store import store_of
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import (
     ConfigError,
@@ -77,7 +78,6 @@ def run_try(parsed: argparse.Namespace) -> int:
 def run_replay(parsed: argparse.Namespace) -> int:
     """`judge replay --since …`: by the deployment's own judge, unless told otherwise."""
     from openclaw_rl.judging.replay import replay
-    from openclaw_rl.store import Store
 
     since = parse_since(parsed.since, time.time())
     if parsed.limit < 1:
@@ -89,8 +89,7 @@ def run_replay(parsed: argparse.Namespace) -> int:
     config = settle(parsed, list(from_tree(stored, str(child_config_path(run_dir)))))
     if parsed.dry_run:
         return show(config)
-    store = Store.open(config.store_path)
-    try:
+    with store_of(run_dir, config.store_path) as store:
         found = store.replay.judged_since(since, limit=parsed.limit)
         report = judged_by(
             config,
@@ -102,8 +101,6 @@ def run_replay(parsed: argparse.Namespace) -> int:
                 workers=config.judge.workers,
             ),
         )
-    finally:
-        store.close()
     say(json.dumps(report.to_json(), indent=2) if parsed.json else render_replay(report))
     return OK
 

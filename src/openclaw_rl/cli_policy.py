@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.table import Table
 
+from openclaw_rl.cli_store import store_of
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
 from openclaw_rl.policy_files import CorruptPolicy
@@ -229,17 +230,13 @@ def run_merge(parsed: argparse.Namespace) -> int:
 def opened_store(parsed: argparse.Namespace) -> Iterator[tuple[Store, Config]]:
     """The record of the run directory, and the configuration that it runs with."""
     from openclaw_rl.cli import resolve_arguments
-    from openclaw_rl.store import Store
 
     config = resolve_arguments(parsed, None).config
     if not config.store_path.is_file():
         raise ConfigError(f"no deployment has run in {config.run_dir}: --run-dir names another directory")
     used = child_config_path(config.run_dir.expanduser())
-    store = Store.open(config.store_path)
-    try:
+    with store_of(config.run_dir, config.store_path) as store:
         yield store, load_json(used) if used.is_file() else config
-    finally:
-        store.close()
 
 
 @contextmanager

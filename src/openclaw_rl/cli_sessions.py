@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from openclaw_rl.cli_store import store_of
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load, load_json
 
@@ -215,13 +216,8 @@ def _opened(parsed: argparse.Namespace, *, create: bool = False) -> Iterator[tup
     config = _configuration(parsed)
     if not create and not config.store_path.is_file():
         raise ConfigError(f"{config.run_dir} holds no store: nothing was recorded there")
-    from openclaw_rl.store import Store
-
-    store = Store.open(config.store_path)
-    try:
+    with store_of(config.run_dir, config.store_path) as store:
         yield store, config
-    finally:
-        store.close()
 
 
 def _configuration(parsed: argparse.Namespace) -> Config:

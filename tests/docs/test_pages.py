@@ -123,7 +123,8 @@ def test_make_targets_exist(page: Path) -> None:
 def test_the_readme_says_when_the_recommended_recipe_updates() -> None:
     rollout = resolve(from_toml(ROOT / "recipes" / "combine.toml")).config.rollout
     said = (
-        f"a batch of {rollout.batch_size} samples, or waits until the oldest is {rollout.max_batch_wait_s / 60:g} min"
+        f"a batch of {rollout.batch_size} samples, or {rollout.min_batch_size} of which the oldest is "
+        f"{rollout.max_batch_wait_s / 60:g} minutes old"
     )
     assert said in (ROOT / "README.md").read_text(encoding="utf-8")
 

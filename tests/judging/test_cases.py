@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.judging.cases import InvalidCase, load_cases
+from openclaw_rl.judging.cases import InvalidCase, case_from, load_cases
 
 GOOD: dict[str, Any] = {
     "task": "a",
@@ -26,7 +26,6 @@ GOOD: dict[str, Any] = {
         ([GOOD], "not a JSON object"),
         ({**GOOD, "task": 1}, "task must be a text"),
         ({**GOOD, "output": None}, "output must be a text"),
-        ({**GOOD, "next_state": "no"}, "next_state must be"),
         ({**GOOD, "next_state": []}, "next_state must be"),
         ({**GOOD, "next_state": ["no"]}, "next_state must be"),
         ({**GOOD, "corrective": "false"}, "corrective must be"),
@@ -51,3 +50,7 @@ def test_only_a_line_feed_ends_a_row(tmp_path: Path) -> None:
     path = tmp_path / "cases.jsonl"
     path.write_bytes(json.dumps({**GOOD, "output": "b\u2028c"}, ensure_ascii=False).encode() + b"\r\n\r\n")
     assert [case.output for case in load_cases(path)] == ["b\u2028c"]
+
+
+def test_a_next_state_may_be_text_which_is_what_the_user_said() -> None:
+    assert case_from({**GOOD, "next_state": "No."}).next_state == ({"role": "user", "content": "No."},)

@@ -127,7 +127,7 @@ def test_session_hint() -> None:
 def test_a_text_seen_before_is_read_as_it_was_the_first_time(length: int) -> None:
     stamped = f"[note] {'x' * length}"[:length]
     rule = Injection(name="note", pattern=r"\A\[note\] ", action="cut")
-    rules = ClientRules(RolloutConfig(injections=[rule]))
+    rules = ClientRules(RolloutConfig(injections=(rule,)))
     messages = [{"role": "user", "content": stamped}, {"role": "assistant", "content": stamped}]
     expected = [{"role": "user", "content": stamped[7:]}, messages[1]]
     assert rules.plain(messages) == expected

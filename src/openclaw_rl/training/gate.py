@@ -66,6 +66,11 @@ class Rule:
             return False
         return not (value <= bound if self.at_most else value >= bound)
 
+    def told(self, readings: Readings, config: GateConfig) -> str:
+        """The reason with its figures."""
+        beyond = "above" if self.at_most else "below"
+        return f"{self.reason}: {self.reading(readings):.3g} is {beyond} the bound of {self.bound(config):g}"
+
 
 RULES: tuple[Rule, ...] = (
     Rule(reason="kl_to_base", reading=lambda r: r.kl_to_base, bound=lambda c: c.max_kl_to_base),
@@ -89,6 +94,12 @@ def verdict(readings: Readings, config: GateConfig) -> str | None:
     if not readings.weights_finite:
         return "weights_not_finite"
     return next((rule.reason for rule in RULES if rule.broken_by(readings, config)), None)
+
+
+def explained(readings: Readings, config: GateConfig) -> str:
+    """Every bound that is broken, with its figures, for a log."""
+    broken = [rule.told(readings, config) for rule in RULES if rule.broken_by(readings, config)]
+    return "; ".join(broken) or "a loss or a weight that is no number"
 
 
 def repetition(answers: Sequence[Sequence[int]]) -> float:

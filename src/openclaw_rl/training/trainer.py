@@ -222,6 +222,7 @@ class Trainer:
             context, self.averages = self.update(batch, meter, progress)
         except NonFinite as error:
             refused, broken = str(error), True
+            log.warning("step %d came to nothing: %s", before.step + 1, refused)
             self._optimizer.zero_grad(set_to_none=True)
             self.restore(before, weights_version=self.weights_version)
         else:
@@ -231,12 +232,14 @@ class Trainer:
             for name, value in readings.metrics().items():
                 meter.set(name, value)
             refused = gate.verdict(readings, self.config.gate)
+            if refused is not None:
+                log.warning(
+                    "the gate refuses step %d: %s", before.step + 1, gate.explained(readings, self.config.gate)
+                )
             self.step_number += 1
             self.weights_version = self.step_number
             self.teacher.follow(get_peft_model_state_dict(self.model, save_embedding_layers=False))
             self._trained = tuple(sample.turn_id for sample in samples)
-        if refused is not None:
-            log.warning("step refused: %s", refused)
         return StepOutcome(
             step=before.step + 1,
             metrics={**meter.means(), **_batch_metrics(batch, before.step)},
