@@ -190,7 +190,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseRow:
-    """`ids` [1, T]; where its n response tokens are predicted, `positions`, and their `targets`, `old`, `advantage`."""
+    """`ids` [1, T]; of its n response tokens, `positions` (where predicted), `targets`, `old`, `advantage` [n]."""
 
     ids: Tensor
     positions: Tensor
