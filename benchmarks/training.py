@@ -155,7 +155,7 @@ def table(result: Mapping[str, Any]) -> str:
 def _task(case: Case, arguments: argparse.Namespace) -> Task:
     vocabulary = len(load_tokenizer(resolve_model(ModelConfig(path=arguments.model_path))))
     samples = samples_of(case, vocabulary, quick=arguments.quick)
-    task = Task(samples=tuple(samples), model_path=arguments.model_path, full=False, session=case is Case.SESSION)
+    task = Task(samples=tuple(samples), model_path=arguments.model_path, full=False)
     old = old_logprobs_apart(task, arguments.threads)
     return dataclasses.replace(
         task, samples=tuple(with_old(sample, logprobs) for sample, logprobs in zip(samples, old, strict=True))

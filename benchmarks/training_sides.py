@@ -16,7 +16,7 @@ from openclaw_rl.config import LossConfig, ModelConfig, TrainingConfig
 from openclaw_rl.models import load_causal_lm, resolve_model
 from openclaw_rl.training.batch import build_batch
 from openclaw_rl.training.meter import Meter
-from openclaw_rl.training.packing import chain_rows
+from openclaw_rl.training.packing import plan_packs
 from openclaw_rl.training.reference import reference_loss
 from openclaw_rl.training.scorer import Mode
 from openclaw_rl.training.trainer import Trainer
@@ -43,7 +43,6 @@ class Task:
     samples: tuple[Sample, ...]
     model_path: str
     full: bool
-    session: bool
 
 
 def training_config() -> TrainingConfig:
@@ -154,8 +153,10 @@ class Plain:
 class Limit:
     """Transformers' forward and backward over the tokens that must be read, densely, and nothing else.
 
-    A session is one row. Other cases' tokens lie end to end in rows of equal length, whoever they belong to: it is a
-    measure of cost, its gradient means nothing. The head reads response positions alone.
+    The tokens lie end to end in rows of at most 256; a sample that is longer, or a session, is a row of its own, for
+    its attention is not to be saved. Attention is plainly causal over a row, whoever its tokens belong to: this is a
+    measure of cost, and its gradient means nothing unless a row holds one sample. The head reads response positions
+    alone.
     """
 
     def __init__(self, task: Task) -> None:
@@ -167,20 +168,19 @@ class Limit:
         self._trunk, self._head = causal.get_decoder(), causal.get_output_embeddings()
         self._optimiser = Optimiser(model)
         self._rows = dense_rows(task)
-        self._tokens = sum(int(row.responses.sum()) for row in self._rows)
+        self._tokens = sum(len(row.positions) for row in self._rows)
 
     def step(self) -> None:
         """Forward and backward row by row, and the optimiser's step."""
         self._optimiser.clear()
         for row in self._rows:
             states = self._trunk(input_ids=row.ids, use_cache=False).last_hidden_state[0]
-            if row.responses.any():
-                logprobs = torch.log_softmax(self._head(states[row.responses]), dim=-1)
-                chosen = logprobs.gather(-1, row.targets.unsqueeze(-1)).squeeze(-1)
-                ratio = (chosen - row.old).exp()
-                terms = torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage)
-                loss = -terms.sum() / self._tokens
-                loss.backward()  # type: ignore[no-untyped-call]
+            logprobs = torch.log_softmax(self._head(states[row.positions]), dim=-1)
+            chosen = logprobs.gather(-1, row.targets.unsqueeze(-1)).squeeze(-1)
+            ratio = (chosen - row.old).exp()
+            terms = torch.minimum(ratio * row.advantage, ratio.clamp(0.8, 1.28) * row.advantage)
+            loss = -terms.sum() / self._tokens
+            loss.backward()  # type: ignore[no-untyped-call]
         self._optimiser.step()
 
     def gradient(self) -> Tensor:
@@ -190,38 +190,27 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenseRow:
-    """`ids` [1, T]; `responses` [T] where a response token is predicted; of these n `targets`, `old`, `advantage`."""
+    """`ids` [1, T]; of its n response tokens, `positions` (where predicted), `targets`, `old`, `advantage` [n]."""
 
     ids: Tensor
-    responses: Tensor
+    positions: Tensor
     targets: Tensor
     old: Tensor
     advantage: Tensor
 
 
 def dense_rows(task: Task) -> list[DenseRow]:
-    """All tokens that must be read, once each, cut into rows of equal length."""
+    """All tokens that must be read, once each, as `Limit` reads them."""
     batch = build_batch(task.samples, Method.BINARY_RL, LossConfig(baseline="none"))
-    rows = chain_rows(batch.sequences)
-    ids = torch.tensor([token for row in rows for token in row.ids])
-    flat = torch.full((len(ids),), -1)
-    begin = 0
-    for row in rows:
-        for span in row.spans:
-            place = begin + span.position
-            flat[place : place + span.length] = torch.arange(span.start, span.start + span.length)
-        begin += len(row)
-    length = len(ids) if task.session else DENSE_ROW
     dense = []
-    for part, of in zip(torch.split(ids, length), torch.split(flat, length), strict=True):
-        taken = of[of >= 0]
+    for pack in plan_packs(batch.sequences, DENSE_ROW):
         dense.append(
             DenseRow(
-                ids=part.unsqueeze(0),
-                responses=of >= 0,
-                targets=batch.targets[taken],
-                old=batch.old[taken],
-                advantage=batch.rewards[taken],
+                ids=pack.input_ids,
+                positions=pack.positions,
+                targets=batch.targets[pack.flat],
+                old=batch.old[pack.flat],
+                advantage=batch.rewards[pack.flat],
             )
         )
     return dense

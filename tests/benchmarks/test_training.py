@@ -38,7 +38,7 @@ def test_the_cases_are_as_large_as_they_say() -> None:
 @pytest.mark.parametrize(("case", "read"), [(Case.EQUAL, 16 * 255), (Case.SESSION, 2199)])
 def test_the_limit_reads_each_token_once(case: Case, read: int) -> None:
     samples = samples_of(case, 1000)
-    rows = dense_rows(Task(samples=tuple(samples), model_path="", full=False, session=case is Case.SESSION))
+    rows = dense_rows(Task(samples=tuple(samples), model_path="", full=False))
     assert sum(row.ids.shape[1] for row in rows) == read
     targets = torch.cat([row.targets for row in rows]).tolist()
     assert sorted(targets) == sorted(token for sample in samples for token in sample.tokens.response_ids)
@@ -48,10 +48,10 @@ def test_the_limit_reads_each_token_once(case: Case, read: int) -> None:
 def test_the_trainer_has_the_plain_gradient(case: Case, tmp_path: Path) -> None:
     """And so has the limit where its rows are the samples' own: in a session."""
     samples = samples_of(case, 1000, quick=True)
-    task = Task(samples=tuple(samples), model_path=str(build_tiny_model(tmp_path)), full=False, session=True)
+    task = Task(samples=tuple(samples), model_path=str(build_tiny_model(tmp_path)), full=False)
     old = old_logprobs(task)
     samples = [with_old(sample, logprobs) for sample, logprobs in zip(samples, old, strict=True)]
-    task = Task(samples=tuple(samples), model_path=task.model_path, full=False, session=case is Case.SESSION)
+    task = Task(samples=tuple(samples), model_path=task.model_path, full=False)
     sides: list[Side] = [Plain(task), Ours(task), *([Limit(task)] if case is Case.SESSION else [])]
     for side in sides:
         side.step()
@@ -63,7 +63,7 @@ def test_the_trainer_has_the_plain_gradient(case: Case, tmp_path: Path) -> None:
 
 def test_full_weights_learn_too(tmp_path: Path) -> None:
     samples = samples_of(Case.EQUAL, 1000, quick=True)
-    task = Task(samples=tuple(samples), model_path=str(build_tiny_model(tmp_path)), full=True, session=False)
+    task = Task(samples=tuple(samples), model_path=str(build_tiny_model(tmp_path)), full=True)
     ours = Ours(task)
     parameters = list(ours.trainer.model.parameters())
     before = [parameter.detach().clone() for parameter in parameters]
