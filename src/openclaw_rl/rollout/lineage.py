@@ -30,7 +30,7 @@ MOST_REMEMBERED = 2048
 """Texts of which the outcome is kept: a client repeats its whole history with every request, and some fifty
 conversations at a time fit."""
 LONGEST_REMEMBERED = 2048
-"""Characters; keeping longer ones would save no more time each, and cost memory: so it is some MiB at most."""
+"""Characters; keeping longer ones would cost too much memory: so it is some MiB, tens of them at worst."""
 
 
 class Candidate(Protocol):
