@@ -78,14 +78,17 @@ def test_the_other_ways_to_a_loss_stay_on_the_device_too() -> None:
     assert outcome.metrics == expected.metrics
 
 
-def test_a_refused_step_changes_nothing_on_another_device() -> None:
+def test_a_refused_step_can_be_gone_back_from_on_another_device() -> None:
     with PretendedDevice(), sdpa_kernel(SDPBackend.MATH):
         trainer = trainer_on(ELSEWHERE, {}, gate={"max_kl_to_base": 1e-9})
         before = trainer.state()
         outcome = trainer.step(mixed_samples(trainer))
+        refused = trainer.state()
+        trainer.restore(before)
         after = trainer.state()
         assert {parameter.device for parameter in trainer.model.parameters()} == {ELSEWHERE}
     assert outcome.refused == "kl_to_base"
+    assert not all(torch.equal(refused.adapter[name], tensor) for name, tensor in before.adapter.items())
     assert all(torch.equal(after.adapter[name], tensor) for name, tensor in before.adapter.items())
 
 

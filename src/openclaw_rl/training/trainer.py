@@ -238,7 +238,8 @@ class Trainer:
                 )
             self.step_number += 1
             self.weights_version = self.step_number
-            self.teacher.follow(get_peft_model_state_dict(self.model, save_embedding_layers=False))
+            if refused is None:
+                self.teacher.follow(get_peft_model_state_dict(self.model, save_embedding_layers=False))
             self._trained = tuple(sample.turn_id for sample in samples)
         return StepOutcome(
             step=before.step + 1,
