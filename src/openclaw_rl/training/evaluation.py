@@ -36,7 +36,7 @@ def evaluated(outcome: StepOutcome, evaluate: Evaluation, adapter: Path, config:
     could not be evaluated must not serve, and is no worse for it.
     """
     value = float(evaluate(adapter))
-    readings = Readings(loss=0.0, weights_finite=True, evaluation=value)
+    readings = Readings(loss=None, weights_finite=True, evaluation=value)
     return dataclasses.replace(
         outcome,
         refused=verdict(readings, config),

@@ -24,7 +24,7 @@ class Readings:
     are under the base. `repetition`: a share. `mean_tokens`: of the probe answers.
     """
 
-    loss: float
+    loss: float | None
     weights_finite: bool
     kl_to_base: float | None = None
     kl_to_last: float | None = None
@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
 
 def verdict(readings: Readings, config: GateConfig) -> str | None:
     """Why the step is refused, as a counter's name (the first reason found), or None where it passes."""
-    if not math.isfinite(readings.loss):
+    if readings.loss is not None and not math.isfinite(readings.loss):
         return "loss_not_finite"
     if not readings.weights_finite:
         return "weights_not_finite"

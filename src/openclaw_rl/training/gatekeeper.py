@@ -54,7 +54,7 @@ class Gatekeeper:
         self,
         context: StepContext,
         *,
-        loss: float,
+        loss: float | None,
         hints: Sequence[str],
         known: Sequence[KnownAnswer],
         progress: Progress,
@@ -63,7 +63,7 @@ class Gatekeeper:
 
         Args:
             context: of the step that made the weights; its `old` row holds the hidden states before the step.
-            loss: of that step.
+            loss: of that step; None where nothing in it had a loss.
             hints: what the told base is told, such as the last few that were accepted; without, language is not read.
             known: good answers, the user's own first.
         """

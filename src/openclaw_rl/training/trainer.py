@@ -227,7 +227,7 @@ class Trainer:
             self.restore(before, weights_version=self.weights_version)
         else:
             broken = False
-            loss = meter.means().get("loss", 0.0)
+            loss = meter.means().get("loss")
             readings = self._gatekeeper.read(context, loss=loss, hints=hints, known=known, progress=progress)
             for name, value in readings.metrics().items():
                 meter.set(name, value)
