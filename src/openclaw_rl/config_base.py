@@ -7,6 +7,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+"""Hosts that only this machine can reach."""
+
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 Decay = Annotated[float, Field(ge=0.0, lt=1.0)]

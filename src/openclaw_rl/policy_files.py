@@ -10,11 +10,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
 ADAPTER_DIR = "adapter"
+MODEL_DIR = "model"
 FORMAT = 1
 
 
@@ -75,6 +77,37 @@ def adapter_dir(path: Path) -> Path:
     """The PEFT directory of a version: `path` itself, or the `adapter` in it where `path` is a checkpoint."""
     inner = path / ADAPTER_DIR
     return inner if inner.is_dir() else path
+
+
+class WeightsKind(StrEnum):
+    """What a version's directory holds."""
+
+    LORA = "lora"
+    """A PEFT adapter, which lies over the base."""
+    FULL = "full"
+    """A whole model, in the format of Transformers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weights:
+    """A version's weights on disk: `directory` is what a loader of that kind takes."""
+
+    kind: WeightsKind
+    directory: Path
+
+
+def weights_of(path: Path) -> Weights:
+    """What a version's path holds: an adapter's or a model's directory, or a checkpoint with one of them in it.
+
+    Raises:
+        CorruptPolicy: if it holds neither.
+    """
+    for directory in (path, path / ADAPTER_DIR, path / MODEL_DIR):
+        if (directory / "adapter_config.json").is_file():
+            return Weights(kind=WeightsKind.LORA, directory=directory)
+        if (directory / "config.json").is_file():
+            return Weights(kind=WeightsKind.FULL, directory=directory)
+    raise CorruptPolicy(f"{path} holds neither an adapter nor a model")
 
 
 def fsync(path: Path) -> None:

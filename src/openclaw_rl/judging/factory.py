@@ -26,9 +26,9 @@ def build_judge(config: Config, *, alone: bool = False) -> Judge:
         case "verdict_logits":
             from openclaw_rl.judging.reaction_judge import ReactionJudge
             from openclaw_rl.judging.verdict_logits import VerdictLogitsScorer
-            from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+            from openclaw_rl.serving.engines.factory import connect
 
-            engine = _local_engine(config) if alone else EmbeddedEngine.from_config(config)
+            engine = _local_engine(config) if alone else connect(config)
             return ReactionJudge(VerdictLogitsScorer(engine, model=config.model.path))
         case "llm":
             from openclaw_rl.judging.llm import LlmJudge, endpoint_of, key_of

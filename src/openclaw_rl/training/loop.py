@@ -11,7 +11,7 @@ import torch
 
 from openclaw_rl.config import Config
 from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
-from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+from openclaw_rl.serving.engines.factory import connect
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.store import Store
@@ -86,7 +86,7 @@ def load_trainer(config: Config, renderer: Renderer | None = None) -> Trainer:
 
 
 def _connector(config: Config) -> Callable[[], Engine]:
-    return lambda: EmbeddedEngine.from_config(config)
+    return lambda: connect(config)
 
 
 def _be_polite(threads: int, niceness: int) -> None:

@@ -64,6 +64,8 @@ class EngineCapabilities:
     lora_versions: bool
     score: bool
     tools: bool
+    full_weights: bool = False
+    """Whether a version may be a whole model (`policy_files.weights_of`), not only an adapter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

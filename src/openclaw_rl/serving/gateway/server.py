@@ -13,7 +13,7 @@ import uvicorn
 import uvloop
 
 from openclaw_rl.config import Config
-from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+from openclaw_rl.serving.engines.factory import connect
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.gateway.app import ChatFirst, create_app
 from openclaw_rl.serving.gateway.guard import PATIENCE_S
@@ -47,7 +47,7 @@ def run(config: Config, stop: threading.Event) -> None:
 
 async def _serve(config: Config, stop: threading.Event) -> None:
     store = await asyncio.to_thread(Store.open, config.store_path, patience_s=PATIENCE_S)
-    engine = EmbeddedEngine.from_config(config)
+    engine = connect(config)
     try:
         await serve(config, store, engine, stop)
     finally:

@@ -1,0 +1,12 @@
+"""The adapter of the engine that the configuration names."""
+
+from __future__ import annotations
+
+from openclaw_rl.config import Config
+from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+from openclaw_rl.serving.engines.protocol import Engine
+
+
+def connect(config: Config) -> Engine:
+    """A fresh adapter to this deployment's engine, for one event loop; whoever asked for it closes it."""
+    return EmbeddedEngine.from_config(config)
