@@ -17,6 +17,8 @@ from openclaw_rl.config_engine import EngineConfig as EngineConfig
 from openclaw_rl.config_gate import GateConfig as GateConfig
 from openclaw_rl.config_judge import JudgeConfig as JudgeConfig
 from openclaw_rl.config_judge import SignalWeights as SignalWeights
+from openclaw_rl.config_policies import PoliciesConfig as PoliciesConfig
+from openclaw_rl.config_policies import check_policies
 from openclaw_rl.config_teacher import TeacherConfig as TeacherConfig
 from openclaw_rl.config_training import LossConfig as LossConfig
 from openclaw_rl.config_window import WindowConfig
@@ -276,6 +278,7 @@ class Config(Section):
     rollout: RolloutConfig = RolloutConfig()
     judge: JudgeConfig = JudgeConfig()
     training: TrainingConfig = TrainingConfig()
+    policies: PoliciesConfig = PoliciesConfig()
     records: RecordsConfig = RecordsConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
 
@@ -290,6 +293,16 @@ class Config(Section):
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         if self.judge.hint_selection == "overlap" and not loss.opd_top_k:
             raise ValueError("judge.hint_selection = overlap needs training.loss.opd_top_k above 0")
+        return self
+
+    @model_validator(mode="after")
+    def _policies_can_be_had(self) -> Config:
+        check_policies(
+            self.policies,
+            keys=len(self.serving.api_keys),
+            resume_from=self.training.resume_from_checkpoint,
+            use_lora=bool(getattr(self.training, "use_lora", True)),
+        )
         return self
 
     @property

@@ -108,6 +108,7 @@ class ExclusionReason(StrEnum):
 
     SIDE_TURN = "side_turn"
     NOT_FROM_POLICY = "not_from_policy"
+    NO_OWNER = "no_owner"
     EMPTY_RESPONSE = "empty_response"
     MISSING_TOKEN_IDS = "missing_token_ids"
     MISSING_LOGPROBS = "missing_logprobs"

@@ -146,6 +146,7 @@ class Request:
     parent's next state. Empty without a parent. `retry_of`: the earlier attempt that this one repeats, because that
     one failed or never reached the client; `sibling_of`: the latest other answer to the same messages.
     `side_rule` names the rule that made this a side turn, None where the client said so itself.
+    `owner`: whose policy is asked and learns from the answer (`policies.per`); "" is the shared one.
     """
 
     turn_id: str
@@ -162,6 +163,7 @@ class Request:
     retry_of: str | None = None
     sibling_of: str | None = None
     side_rule: str | None = None
+    owner: str = ""
     created_at: float
 
     def __post_init__(self) -> None:
@@ -370,6 +372,8 @@ class PolicyVersion:
     """Why it was rejected."""
     pinned: bool = False
     """Kept in service until it is unpinned, whatever is trained meanwhile."""
+    owner: str = ""
+    """Whose policy it is a version of; "" is the shared one. The base is everybody's."""
 
     @property
     def name(self) -> str:
@@ -392,6 +396,7 @@ class StepRecord:
     checkpoint: str
     seconds: float
     teacher: Mapping[str, Any] = field(default_factory=dict)
+    owner: str = ""
     created_at: float
 
 

@@ -35,6 +35,7 @@ class SessionSummary:
     last_active_at: float
     ended_at: float | None
     end_reason: str | None
+    owner: str
     requests: int
     turns: int
     reconstructed: int

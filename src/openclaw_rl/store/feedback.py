@@ -95,8 +95,12 @@ class FeedbackStore:
                 repeated=repeated,
             )
 
-    def turn_in(self, session: str, turn_id: str | None, *, key_id: str | None) -> str | None:
+    def turn_in(
+        self, session: str, turn_id: str | None, *, key_id: str | None, owner: str | None = None
+    ) -> str | None:
         """A turn of the session that this key's client calls so (None: of any key), or that has it as our id.
+
+        With `owner`, a session of that user's only.
 
         The one named, or the last main turn; None where there is none.
         """
@@ -110,6 +114,8 @@ class FeedbackStore:
         )
         if key_id is not None:
             query = query.where(turns.c.key_id == key_id)
+        if owner is not None:
+            query = query.where(sessions.c.owner == owner)
         with self._database.read() as connection:
             return connection.execute(query.limit(1)).scalar()
 

@@ -26,6 +26,7 @@ _EARLIER = (
 _SAME_BODY = Prepared(
     _EARLIER.where(
         requests.c.key_id == bindparam("key_id"),
+        requests.c.owner == bindparam("owner"),
         requests.c.body_hash == bindparam("body_hash"),
         requests.c.created_at >= bindparam("since"),
     )
@@ -36,14 +37,14 @@ _SAME_STEM = Prepared(
 
 
 class LineageStore:
-    """Look-ups within one key."""
+    """Look-ups within one key, and for one owner."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def same_body(self, key_id: str, body_hash: str, *, since: float) -> list[EarlierRequest]:
-        """Requests of this key with these messages, the latest first."""
-        return self._run(_SAME_BODY, {"key_id": key_id, "body_hash": body_hash, "since": since})
+    def same_body(self, key_id: str, body_hash: str, *, since: float, owner: str = "") -> list[EarlierRequest]:
+        """Requests of this key and owner with these messages, the latest first."""
+        return self._run(_SAME_BODY, {"key_id": key_id, "body_hash": body_hash, "since": since, "owner": owner})
 
     def same_stem(self, session_id: str, stem_hash: str) -> list[EarlierRequest]:
         """Requests of a session with this history before their question, the latest first.

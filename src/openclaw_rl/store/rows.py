@@ -56,6 +56,7 @@ def request_values(request: Request, fingerprint: Fingerprint) -> dict[str, Any]
         "retry_of": request.retry_of,
         "sibling_of": request.sibling_of,
         "side_rule": request.side_rule,
+        "owner": request.owner,
         "body_hash": fingerprint.body_hash,
         "stem_hash": fingerprint.stem_hash,
         "session_hint": fingerprint.session_hint,
@@ -83,6 +84,7 @@ def request_from(row: RowMapping) -> Request:
         retry_of=row["retry_of"],
         sibling_of=row["sibling_of"],
         side_rule=row["side_rule"],
+        owner=row["owner"],
         created_at=row["created_at"],
     )
 
@@ -176,4 +178,5 @@ def version_from(row: RowMapping) -> PolicyVersion:
         created_at=row["created_at"],
         reason=row["reason"],
         pinned=row["pinned_at"] is not None,
+        owner=row["owner"],
     )

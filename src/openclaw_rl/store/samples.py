@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, func, select, update
+from sqlalchemy import Connection, RowMapping, case, func, select, update
 
 from openclaw_rl.store.codec import unpack_ids
 from openclaw_rl.store.counting import count
@@ -39,6 +39,21 @@ class ReadySamples:
 
     count: int
     oldest_created_at: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnerReady:
+    """What waits to be trained into one owner's policy.
+
+    `full_at`: when there were as many as a batch takes, None while there are fewer; `last_step_at`: when this
+    owner's last step was committed, None before the first.
+    """
+
+    owner: str
+    count: int
+    oldest_created_at: float
+    full_at: float | None
+    last_step_at: float | None
 
 
 def move_samples(
@@ -79,35 +94,62 @@ class SampleStore:
             _insert(connection, sample)
             count(connection, "samples_kept_at_least_one")
 
-    def ready(self) -> ReadySamples:
-        """How many samples wait, and since when."""
+    def ready(self, owner: str | None = None) -> ReadySamples:
+        """How many samples wait, of all or of one owner, and since when."""
         query = select(func.count(), func.min(samples.c.created_at)).where(samples.c.state == SampleState.READY.value)
+        if owner is not None:
+            query = query.where(samples.c.owner == owner)
         with self._database.read() as connection:
             number, oldest = connection.execute(query).one()
             return ReadySamples(count=number, oldest_created_at=oldest)
 
-    def expire(self, *, before_version: int) -> int:
-        """Expire ready samples drawn by a version below `before_version`; how many.
+    def ready_owners(self, batch_size: int) -> list[OwnerReady]:
+        """What waits, of each owner of whom anything does, by name."""
+        place = func.row_number().over(partition_by=samples.c.owner, order_by=samples.c.created_at)
+        ranked = (
+            select(samples.c.owner, samples.c.created_at, place.label("place"))
+            .where(samples.c.state == SampleState.READY.value)
+            .subquery()
+        )
+        last = select(func.max(steps.c.created_at)).where(steps.c.owner == ranked.c.owner).scalar_subquery()
+        query = (
+            select(
+                ranked.c.owner,
+                func.count().label("count"),
+                func.min(ranked.c.created_at).label("oldest_created_at"),
+                func.min(case((ranked.c.place == batch_size, ranked.c.created_at))).label("full_at"),
+                last.label("last_step_at"),
+            )
+            .group_by(ranked.c.owner)
+            .order_by(ranked.c.owner)
+        )
+        with self._database.read() as connection:
+            return [OwnerReady(**row) for row in connection.execute(query).mappings()]
+
+    def expire(self, *, before_version: int, owner: str = "") -> int:
+        """Expire the owner's ready samples drawn by a version below `before_version`; how many.
 
         A reconstructed sample has no version and never expires: its ratio is to the student before the step.
         """
         with self._database.write() as connection:
             query = select(samples.c.turn_id).where(
-                samples.c.state == SampleState.READY.value, samples.c.version < before_version
+                samples.c.state == SampleState.READY.value,
+                samples.c.owner == owner,
+                samples.c.version < before_version,
             )
             stale = list(connection.execute(query).scalars())
             if stale:
                 move_samples(connection, stale, SampleState.EXPIRED, reason="stale")
             return len(stale)
 
-    def claim(self, size: int, lease_s: float) -> list[Sample]:
-        """Claim up to `size` ready samples, the oldest first, under a lease."""
+    def claim(self, size: int, lease_s: float, owner: str = "") -> list[Sample]:
+        """Claim up to `size` ready samples of this owner, the oldest first, under a lease."""
         now = time.time()
         with self._database.write() as connection:
             _return_expired_leases(connection, now)
             query = (
                 select(samples.c.turn_id)
-                .where(samples.c.state == SampleState.READY.value)
+                .where(samples.c.state == SampleState.READY.value, samples.c.owner == owner)
                 .order_by(samples.c.created_at)
                 .limit(size)
             )
@@ -134,15 +176,19 @@ class SampleStore:
 
         Raises:
             BasisChanged: another version than `basis` is in service by now (a rollback); nothing was written.
+            ValueError: the step is another than it was, or its samples and its version are not one owner's.
         """
+        if version.owner != record.owner:
+            raise ValueError(f"step {record.step} and its version belong to different owners")
         with self._database.write() as connection:
             known = connection.execute(select(steps.c.sample_ids).where(steps.c.step == record.step)).scalar()
             if known is not None:
                 if list(known) != list(record.sample_ids):
                     raise ValueError(f"step {record.step} is committed with other samples")
                 return
-            if basis is not None and basis != serving_version(connection):
+            if basis is not None and basis != serving_version(connection, record.owner):
                 raise BasisChanged(f"step {record.step} began with version {basis}, which serves no longer")
+            _check_owner(connection, record)
             refused = version.state is VersionState.REJECTED
             move_samples(
                 connection,
@@ -163,30 +209,44 @@ class SampleStore:
         with self._database.write() as connection:
             move_samples(connection, turn_ids, SampleState.REJECTED, reason=reason, lease_until=None)
 
-    def steps(self) -> list[StepRecord]:
-        """Every committed step, the first first."""
+    def step_numbers(self, owner: str) -> tuple[int, ...]:
+        """The numbers of this owner's committed steps, the first first."""
+        query = select(steps.c.step).where(steps.c.owner == owner).order_by(steps.c.step)
         with self._database.read() as connection:
-            rows = connection.execute(steps.select().order_by(steps.c.step)).mappings()
+            return tuple(connection.execute(query).scalars())
+
+    def last_step(self) -> int:
+        """The number of the last committed step, whoever's it was; 0 before the first."""
+        with self._database.read() as connection:
+            return connection.execute(select(func.max(steps.c.step))).scalar() or 0
+
+    def steps(self, owner: str | None = None) -> list[StepRecord]:
+        """Every committed step, or those of one owner, the first first."""
+        query = steps.select().order_by(steps.c.step)
+        with self._database.read() as connection:
+            rows = connection.execute(query if owner is None else query.where(steps.c.owner == owner)).mappings()
             return [
                 StepRecord(**{**row, "sample_ids": tuple(row["sample_ids"]), "teacher": row["teacher"] or {}})
                 for row in rows
             ]
 
-    def recent_hints(self, limit: int) -> list[str]:
-        """The last different hints that were trained or are about to be, the newest last."""
-        used = samples.c.state.in_([SampleState.TRAINED.value, SampleState.CLAIMED.value])
+    def recent_hints(self, limit: int, owner: str = "") -> list[str]:
+        """The owner's last different hints that were trained or are about to be, the newest last."""
+        used = samples.c.state.in_([SampleState.TRAINED.value, SampleState.CLAIMED.value]) & (
+            samples.c.owner == owner
+        )
         newest = func.max(samples.c.created_at)
         query = select(samples.c.hint).where(used, samples.c.hint.is_not(None)).group_by(samples.c.hint)
         with self._database.read() as connection:
             found = connection.execute(query.order_by(newest.desc()).limit(limit)).scalars()
             return list(found)[::-1]
 
-    def accepted_answers(self, limit: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-        """(prompt ids, response ids) of the last trained answers that were judged good, the newest first."""
+    def accepted_answers(self, limit: int, owner: str = "") -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """(prompt ids, response ids) of the owner's last trained answers that were judged good, the newest first."""
         query = (
             select(turns.c.prompt_ids, turns.c.response_ids)
             .join(samples, samples.c.turn_id == turns.c.turn_id)
-            .where(samples.c.state == SampleState.TRAINED.value, samples.c.reward > 0)
+            .where(samples.c.state == SampleState.TRAINED.value, samples.c.owner == owner, samples.c.reward > 0)
             .order_by(samples.c.created_at.desc())
             .limit(limit)
         )
@@ -204,6 +264,7 @@ class SampleStore:
 
 def _insert(connection: Connection, sample: Sample) -> None:
     move_turn(connection, sample.turn_id, TurnState.SAMPLED)
+    owner = connection.execute(select(requests.c.owner).where(requests.c.turn_id == sample.turn_id)).scalar_one()
     connection.execute(
         samples.insert().values(
             turn_id=sample.turn_id,
@@ -215,9 +276,17 @@ def _insert(connection: Connection, sample: Sample) -> None:
             retry_prompt_turn_id=None if sample.retry is None else sample.retry.prompt_turn_id,
             version=sample.version,
             created_at=sample.created_at,
+            owner=owner,
         )
     )
     count(connection, "samples")
+
+
+def _check_owner(connection: Connection, record: StepRecord) -> None:
+    query = select(samples.c.owner).where(samples.c.turn_id.in_(record.sample_ids)).distinct()
+    others = set(connection.execute(query).scalars()) - {record.owner}
+    if others:
+        raise ValueError(f"step {record.step} has samples of {len(others)} other owners")
 
 
 def _return_expired_leases(connection: Connection, now: float) -> int:

@@ -24,6 +24,15 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
+MAX_OWNER = 256
+"""Characters of an owner's name."""
+
+
+def _owner() -> Column[str]:
+    """Whose policy a row belongs to: "" is the shared one, to which all of before there were owners belongs."""
+    return Column("owner", String(MAX_OWNER), nullable=False, default="", server_default="")
+
+
 sessions = Table(
     "sessions",
     metadata,
@@ -34,6 +43,8 @@ sessions = Table(
     Column("last_active_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("end_reason", String(32)),
+    _owner(),
+    Index("sessions_by_owner", "owner", "last_active_at"),
     Index("sessions_by_client_id", "key_id", "client_session_id"),
     Index("sessions_open", "ended_at", "last_active_at"),
 )
@@ -63,6 +74,7 @@ requests = Table(
     Column("status", String(16), nullable=False, index=True),  # open | served | undelivered | failed | cancelled
     Column("error", Text),
     Column("created_at", Float, nullable=False, index=True),
+    _owner(),
     Index("requests_by_body", "key_id", "body_hash"),
     Index("requests_by_stem", "session_id", "stem_hash"),
 )
@@ -140,7 +152,9 @@ samples = Table(
     Column("created_at", Float, nullable=False),
     Column("lease_until", Float),
     Column("step", Integer),
+    _owner(),
     Index("samples_by_state", "state", "created_at"),
+    Index("samples_by_owner", "state", "owner", "created_at"),
 )
 
 steps = Table(
@@ -154,6 +168,8 @@ steps = Table(
     Column("seconds", Float, nullable=False),
     Column("teacher", JSON),  # who read the hints, and which were taken
     Column("created_at", Float, nullable=False),
+    _owner(),
+    Index("steps_by_owner", "owner", "step"),
 )
 
 versions = Table(
@@ -166,7 +182,16 @@ versions = Table(
     Column("step", Integer, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("reason", String(64)),  # why it was rejected
-    Column("pinned_at", Float),  # None: newer versions may take its place
+    Column("pinned_at", Float),  # None: newer versions may take its place; of the base: for the shared policy
+    _owner(),
+    Index("versions_by_owner", "owner", "state"),
+)
+
+base_pins = Table(  # owners who are kept at the base, which is everybody's and has one row for all
+    "base_pins",
+    metadata,
+    Column("owner", String(MAX_OWNER), primary_key=True),
+    Column("pinned_at", Float, nullable=False),
 )
 
 loops = Table(

@@ -46,6 +46,7 @@ _PARENTS = {
         .join(requests, requests.c.turn_id == turns.c.turn_id)
         .where(
             turns.c.key_id == bindparam("key_id"),
+            requests.c.owner == bindparam("owner"),
             turns.c.context_hash.in_([bindparam(f"hash_{index}") for index in range(size)]),
         )
         .order_by(turns.c.served_at.desc())
@@ -119,7 +120,8 @@ class ServedTurns:
         its client does not have it.
         """
         with self._database.write() as connection:
-            touch(connection, request.session_id, request.key_id, client_session_id, request.created_at)
+            named, now = client_session_id, request.created_at
+            touch(connection, request.session_id, request.key_id, named, now, request.owner)
             _ADD_REQUEST.run(connection, **_as_json(request_values(request, fingerprint), _REQUEST_JSON))
             for kind, about in signals:
                 add_signal(connection, kind, about, request.turn_id, request.created_at)
@@ -182,8 +184,8 @@ class ServedTurns:
                 count(connection, "requests_failed", failed)
             return failed
 
-    def find_parents(self, key_id: str, context_hashes: Sequence[str]) -> list[ParentCandidate]:
-        """Turns of this key whose context hash is one of these, the latest first."""
+    def find_parents(self, key_id: str, context_hashes: Sequence[str], owner: str = "") -> list[ParentCandidate]:
+        """Turns of this key and owner whose context hash is one of these, the latest first."""
         found: list[ParentCandidate] = []
         with self._database.read() as connection:
             for begin in range(0, len(context_hashes), _PARENT_LISTS[-1]):
@@ -191,7 +193,7 @@ class ServedTurns:
                 size = next(size for size in _PARENT_LISTS if size >= len(asked))
                 asked += [asked[-1]] * (size - len(asked))
                 hashes = {f"hash_{index}": digest for index, digest in enumerate(asked)}
-                rows = _PARENTS[size].run(connection, key_id=key_id, **hashes)
+                rows = _PARENTS[size].run(connection, key_id=key_id, owner=owner, **hashes)
                 found += [ParentCandidate(**dict(zip(_CANDIDATE, row, strict=True))) for row in rows.fetchall()]
         return sorted(found, key=lambda candidate: -candidate.served_at)
 

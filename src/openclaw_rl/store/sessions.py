@@ -15,6 +15,7 @@ _FIND = Prepared(
     select(sessions.c.session_id)
     .where(
         sessions.c.key_id == bindparam("key_id"),
+        sessions.c.owner == bindparam("owner"),
         (sessions.c.client_session_id == bindparam("name")) | (sessions.c.session_id == bindparam("name")),
     )
     .order_by(sessions.c.created_at)
@@ -25,23 +26,23 @@ _TOUCH = Prepared(
     _OPEN.on_conflict_do_update(
         index_elements=["session_id"],
         set_={"last_active_at": _OPEN.excluded.last_active_at, "ended_at": None, "end_reason": None},
-        where=sessions.c.key_id == _OPEN.excluded.key_id,
+        where=(sessions.c.key_id == _OPEN.excluded.key_id) & (sessions.c.owner == _OPEN.excluded.owner),
     ),
-    columns=["session_id", "key_id", "client_session_id", "created_at", "last_active_at"],
+    columns=["session_id", "key_id", "client_session_id", "created_at", "last_active_at", "owner"],
 )
-"""Opens a session, or opens it again; touches no row where the session is another key's."""
+"""Opens a session, or opens it again; touches no row where the session is another key's or another user's."""
 
 
 class SessionStore:
-    """Sessions belong to the key that opened them; no query here crosses keys."""
+    """Sessions belong to the key that opened them, and to their owner; no query here crosses either."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def find(self, key_id: str, client_session_id: str) -> str | None:
-        """Our id of the session that this key's client calls `client_session_id` (or that has it as our id)."""
+    def find(self, key_id: str, client_session_id: str, owner: str = "") -> str | None:
+        """Our id of the session that this owner's client calls `client_session_id` (or that has it as our id)."""
         with self._database.read() as connection:
-            found = _FIND.run(connection, key_id=key_id, name=client_session_id).fetchone()
+            found = _FIND.run(connection, key_id=key_id, name=client_session_id, owner=owner).fetchone()
         return None if found is None else str(found[0])
 
     def end(self, key_id: str, session_id: str, reason: str) -> bool:
@@ -67,7 +68,9 @@ class SessionStore:
             return result.rowcount
 
 
-def touch(connection: Connection, session_id: str, key_id: str, client_session_id: str | None, now: float) -> None:
+def touch(
+    connection: Connection, session_id: str, key_id: str, client_session_id: str | None, now: float, owner: str = ""
+) -> None:
     """Note activity in a session, creating it or opening it again, inside the caller's transaction."""
     touched = _TOUCH.run(
         connection,
@@ -76,6 +79,7 @@ def touch(connection: Connection, session_id: str, key_id: str, client_session_i
         client_session_id=client_session_id,
         created_at=now,
         last_active_at=now,
+        owner=owner,
     )
     if touched.rowcount == 0:
-        raise PermissionError("a session belongs to the key that opened it")
+        raise PermissionError("a session belongs to the key and the user that opened it")

@@ -25,6 +25,7 @@ from openclaw_rl.serving.gateway.chat import ChatEndpoint, Load
 from openclaw_rl.serving.gateway.feedback import parse_feedback, read_small_body
 from openclaw_rl.serving.gateway.guard import StoreDown
 from openclaw_rl.serving.gateway.local_only import LocalOnly
+from openclaw_rl.serving.gateway.owners import OwnerNames, Router
 from openclaw_rl.serving.gateway.recorder import Recorder, reason_of
 from openclaw_rl.serving.gateway.reward import parse_reward
 from openclaw_rl.serving.gateway.versions import VersionKeeper
@@ -47,6 +48,8 @@ class Services:
     store: Store
     keys: KeyRing
     keeper: VersionKeeper
+    router: Router
+    owners: OwnerNames
     recorder: Recorder
     load: Load
     reporter: LoopReporter
@@ -54,10 +57,14 @@ class Services:
 
 def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     """The gateway as an ASGI application. The caller closes `store` and `engine` after it has shut down."""
+    name, policies = config.model.served_name, config.policies
+    keeper = VersionKeeper(store, engine, served_name=name, owned=policies.owned)
     services = Services(
         store=store,
         keys=KeyRing(config.serving.api_keys),
-        keeper=VersionKeeper(store, engine, served_name=config.model.served_name),
+        keeper=keeper,
+        router=Router(store, engine, keeper, policies, served_name=name),
+        owners=OwnerNames(policies, [key.name for key in config.serving.api_keys]),
         recorder=Recorder(store, config.rollout),
         load=Load(),
         reporter=LoopReporter(store, LoopName.GATEWAY),
@@ -79,7 +86,16 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     # No schema pages: bodies are checked by the dialects, which FastAPI does not see.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.services = services
-    chat = ChatEndpoint(config.serving, engine, services.keys, services.keeper, services.recorder, services.load)
+    chat = ChatEndpoint(
+        config.serving,
+        engine,
+        services.keys,
+        keeper,
+        services.recorder,
+        services.load,
+        router=services.router,
+        owners=services.owners,
+    )
     app.router.routes.append(Route(CHAT_PATH, endpoint=chat, methods=["POST"]))
     _add_routes(app, services)
     _add_feedback_routes(app, services)
@@ -118,11 +134,11 @@ def _add_routes(app: FastAPI, services: Services) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        _principal(services, request)
+        principal = _principal(services, request)
         created = int(time.time())
         data = [
             {"id": name, "object": "model", "created": created, "owned_by": "openclaw-rl"}
-            for name in services.keeper.model_names()
+            for name in await services.router.model_names(_owner(services, request, principal), principal)
         ]
         return _json(200, {"object": "list", "data": data})
 
@@ -130,7 +146,8 @@ def _add_routes(app: FastAPI, services: Services) -> None:
     async def end_session(session_id: str, request: Request) -> Response:
         principal = _principal(services, request)
         try:
-            known = await services.recorder.end_session(principal.key_id, session_id)
+            owner = _owner(services, request, principal)
+            known = await services.recorder.end_session(principal.key_id, session_id, owner)
         except (StoreDown, *STORE_ERRORS) as error:
             logger.error("a session was not ended (%s)", reason_of(error))
             raise errors.record_unavailable() from error
@@ -159,9 +176,11 @@ def _add_feedback_routes(app: FastAPI, services: Services) -> None:
     async def reward(session_id: str, request: Request) -> Response:
         principal = _principal(services, request)
         said = parse_reward(await read_small_body(request))
-        owner = None if principal.admin else principal.key_id
+        key = None if principal.admin else principal.key_id
+        named = "x-user-id" in request.headers or not principal.admin
+        owner = _owner(services, request, principal) if named else None
         try:
-            rated = await services.recorder.reward(said, session=session_id, key_id=owner)
+            rated = await services.recorder.reward(said, session=session_id, key_id=key, owner=owner)
         except (StoreDown, *STORE_ERRORS) as error:
             logger.error("a reward was not recorded (%s)", reason_of(error))
             raise errors.record_unavailable() from error
@@ -232,6 +251,11 @@ async def _heartbeat(services: Services) -> None:
 def _principal(services: Services, request: Request) -> Principal:
     authorization = request.headers.get("authorization")
     return services.keys.principal(None if authorization is None else authorization.encode("latin-1"))
+
+
+def _owner(services: Services, request: Request, principal: Principal) -> str:
+    """Whose policy a request without a chat body is about: the user in its header, else its key's."""
+    return services.owners.owner(principal, header=request.headers.get("x-user-id"))
 
 
 def _add_error_shape(app: FastAPI) -> None:

@@ -15,12 +15,14 @@ from openclaw_rl.serving.gateway.errors import unauthorized
 class Principal:
     """The owner of a request: sessions belong to `key_id`. `train` False: served, nothing recorded.
 
-    `admin`: may give feedback on everybody's turns.
+    `admin`: may give feedback on everybody's turns, and ask for every policy's versions by name. `name`: what the
+    configuration calls the key; empty without keys.
     """
 
     key_id: str
     train: bool
     admin: bool = False
+    name: str = ""
 
 
 LOCAL = Principal(key_id="local", train=True, admin=True)
@@ -39,7 +41,7 @@ class KeyRing:
         self._keys = [
             (
                 _digest(key.key.get_secret_value().encode()),
-                Principal(key_id=key_id(key.name), train=key.train, admin=key.admin),
+                Principal(key_id=key_id(key.name), train=key.train, admin=key.admin, name=key.name),
             )
             for key in keys
         ]

@@ -32,10 +32,11 @@ from openclaw_rl.serving.gateway.answer import AnswerInProgress
 from openclaw_rl.serving.gateway.auth import KeyRing
 from openclaw_rl.serving.gateway.dialects import openai_chat
 from openclaw_rl.serving.gateway.intake import Asked, read_request
+from openclaw_rl.serving.gateway.owners import OwnerNames, Route, Router
 from openclaw_rl.serving.gateway.recorder import Arrival, Opened, Recorder, new_id
 from openclaw_rl.serving.gateway.versions import VersionKeeper, version_name
 from openclaw_rl.serving.gateway.wire import ClientGone, Outlet
-from openclaw_rl.types import ExclusionReason, Turn, TurnState
+from openclaw_rl.types import BASE_VERSION, ExclusionReason, Turn, TurnState
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,8 @@ class Exchange:
     created_at: float
     answer: AnswerInProgress = field(default_factory=AnswerInProgress)
     opened: Opened | None = None
-    version: int = 0
+    owner: str = ""
+    route: Route = field(default_factory=lambda: Route(version=BASE_VERSION))
     client_gone: bool = False
 
 
@@ -76,6 +78,9 @@ class ChatEndpoint:
         keeper: VersionKeeper,
         recorder: Recorder,
         load: Load,
+        *,
+        router: Router,
+        owners: OwnerNames,
     ) -> None:
         self._config = config
         self._engine = engine
@@ -83,6 +88,8 @@ class ChatEndpoint:
         self._keeper = keeper
         self._recorder = recorder
         self._load = load
+        self._router = router
+        self._owners = owners
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -109,7 +116,8 @@ class ChatEndpoint:
         if asked.chat.logprobs and not capabilities.logprobs:
             raise errors.bad_request("logprobs", "This engine has no logprobs.", code="unsupported_parameter")
         self._keeper.check_name(asked.chat.model)
-        return Exchange(asked=asked, outlet=outlet, turn_id=new_id(), created_at=time.time())
+        owner = self._owners.owner(asked.principal, user=asked.chat.user, header=asked.user_header)
+        return Exchange(asked=asked, outlet=outlet, turn_id=new_id(), owner=owner, created_at=time.time())
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[None]:
@@ -183,6 +191,7 @@ class ChatEndpoint:
                     retry_count=asked.retry_count,
                     idempotency_key=asked.idempotency_key,
                     prompt_cache_key=asked.chat.prompt_cache_key,
+                    owner=exchange.owner,
                     created_at=exchange.created_at,
                 )
             )
@@ -194,31 +203,41 @@ class ChatEndpoint:
     async def _ask(self, exchange: Exchange) -> _Events:
         """Start the generation; wait for an engine that is away, for a while. Returns after its first event."""
         deadline = time.monotonic() + self._config.engine_wait_s
-        chat = exchange.asked.chat
+        asked = exchange.asked
         while True:
-            exchange.version = await self._keeper.route(chat.model, deadline=deadline)
-            request = ChatRequest(
+            async with self._router.routed(
+                asked.chat.model, exchange.owner, asked.principal, deadline=deadline
+            ) as route:
+                exchange.route = route
+                events = await self._begin(exchange, last_try=time.monotonic() >= deadline)
+            if events is not None:
+                exchange.outlet.identify(version=route.version)
+                return events
+            await asyncio.sleep(ENGINE_RETRY_S)
+
+    async def _begin(self, exchange: Exchange, *, last_try: bool) -> _Events | None:
+        """Ask the engine; None where it did not take the request, and may yet."""
+        chat, route = exchange.asked.chat, exchange.route
+        stream = self._engine.chat(
+            ChatRequest(
                 request_id=exchange.turn_id,
                 messages=chat.messages,
                 tools=chat.tools,
                 sampling=chat.sampling,
-                version=exchange.version,
+                version=route.version,
             )
-            stream = self._engine.chat(request)
-            try:
-                first = await anext(stream, None)
-            except (EngineUnavailable, UnknownVersion) as error:
-                if isinstance(error, UnknownVersion) and not self._keeper.is_policy(chat.model, exchange.version):
-                    raise
-                self._keeper.suspect(f"the engine was lost ({error.code})")
-                if time.monotonic() >= deadline:
-                    raise errors.unavailable("The engine cannot be reached.") from error
-                await asyncio.sleep(ENGINE_RETRY_S)
-                continue
-            if first is None:
-                raise EngineError("the engine sent nothing")
-            exchange.outlet.identify(version=exchange.version)
-            return _Events(first=first, rest=stream)
+        )
+        try:
+            first = await anext(stream, None)
+        except (EngineUnavailable, UnknownVersion) as error:
+            if not self._router.lost(chat.model, route, error):
+                raise
+            if last_try:
+                raise errors.unavailable("The engine cannot be reached.") from error
+            return None
+        if first is None:
+            raise EngineError("the engine sent nothing")
+        return _Events(first=first, rest=stream)
 
     # --- relaying ------------------------------------------------------------------------------------------
 
@@ -228,7 +247,7 @@ class ChatEndpoint:
             turn_id=exchange.turn_id,
             created=int(exchange.created_at),
             model=chat.model,
-            version=version_name(exchange.version),
+            version=version_name(exchange.route.version),
         )
         if chat.stream:
             await outlet.start_stream()
@@ -263,9 +282,7 @@ class ChatEndpoint:
 
     def _known_exclusion(self, exchange: Exchange) -> ExclusionReason | None:
         """What only the gateway can know of a turn: who answered it, and what the engine counted."""
-        if not self._keeper.is_policy(exchange.asked.chat.model, exchange.version):
-            return ExclusionReason.NOT_FROM_POLICY
-        return exchange.answer.count_mismatch()
+        return self._router.exclusion(exchange.asked.chat.model, exchange.route) or exchange.answer.count_mismatch()
 
     # --- failing -------------------------------------------------------------------------------------------
 

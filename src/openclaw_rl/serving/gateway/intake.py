@@ -37,6 +37,7 @@ class Asked:
     retry_count: int
     idempotency_key: str | None
     record: bool
+    user_header: str | None = None
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
@@ -98,6 +99,7 @@ def _merge(principal: Principal, headers: Mapping[str, str], chat: openai_chat.P
         retry_count=_retry_count(headers),
         idempotency_key=headers.get("idempotency-key", "")[:MAX_IDEMPOTENCY_KEY] or None,
         record=principal.train and not no_train,
+        user_header=headers.get("x-user-id"),
     )
 
 

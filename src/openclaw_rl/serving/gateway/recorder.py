@@ -55,6 +55,7 @@ class Arrival:
     retry_count: int = 0
     idempotency_key: str | None = None
     prompt_cache_key: str | None = None
+    owner: str = ""
     created_at: float
 
 
@@ -138,15 +139,15 @@ class Recorder:
         else:
             self._open_rows.discard(turn_id)
 
-    async def end_session(self, key_id: str, name: str) -> bool:
-        """End the session that this key's client calls `name`; False where it has none.
+    async def end_session(self, key_id: str, name: str, owner: str = "") -> bool:
+        """End the session that this owner's client calls `name`; False where it has none.
 
         Raises:
             StoreDown, SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
         """
 
         def end() -> bool:
-            session_id = self._store.sessions.find(key_id, name)
+            session_id = self._store.sessions.find(key_id, name, owner)
             return session_id is not None and self._store.sessions.end(key_id, session_id, "ended_by_client")
 
         return await self.guard.run(end)
@@ -159,15 +160,19 @@ class Recorder:
         """
         return await self.guard.run(lambda: self._store.feedback.record(judgement, key_id=key_id))
 
-    async def reward(self, reward: Reward, *, session: str, key_id: str | None) -> Rated | None:
+    async def reward(
+        self, reward: Reward, *, session: str, key_id: str | None, owner: str | None = None
+    ) -> Rated | None:
         """Keep an environment's reward in a session of this key (None: of any); None where there is no such turn.
+
+        With `owner`, in a session of that user's only.
 
         Raises:
             StoreDown, SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
         """
 
         def record() -> Rated | None:
-            turn_id = self._store.feedback.turn_in(session, reward.turn_id, key_id=key_id)
+            turn_id = self._store.feedback.turn_in(session, reward.turn_id, key_id=key_id, owner=owner)
             if turn_id is None:
                 return None
             judgement = environment_judgement(turn_id, reward.score, source=reward.source, raw=reward.raw)
@@ -232,7 +237,7 @@ class Recorder:
     def _open(self, arrival: Arrival) -> Opened:
         """The steps from a request to its place in the record."""
         named = arrival.client_session_id
-        session_id = None if named is None else self._store.sessions.find(arrival.key_id, named)
+        session_id = None if named is None else self._store.sessions.find(arrival.key_id, named, arrival.owner)
         hasher = ContextHasher()
         plain = self._rules.plain(arrival.messages)
         prefixes = context_hashes(plain, hasher)
@@ -261,6 +266,7 @@ class Recorder:
             retry_of=place.retry_of,
             sibling_of=place.sibling_of,
             side_rule=side_rule,
+            owner=arrival.owner,
             created_at=arrival.created_at,
         )
         main = request.turn_type is TurnType.MAIN
@@ -281,7 +287,7 @@ class Recorder:
         """Where the messages belong. The last answer among them decides nearly always, so it is asked for first."""
         digests = [digest for _, digest in reversed(prefixes)]
         for asked in filter(None, (digests[:1], digests[1:])):
-            candidates = self._store.turns.find_parents(arrival.key_id, asked)
+            candidates = self._store.turns.find_parents(arrival.key_id, asked, arrival.owner)
             found = resolve(plain, prefixes, candidates, session_id=session_id, session_hint=fingerprint.session_hint)
             if found is not NO_LINEAGE:
                 return found
@@ -303,7 +309,7 @@ class Recorder:
         same_stem = [] if known is None else self._store.lineage.same_stem(known, stem)
         earlier = [one for one in same_stem if one.body_hash == body and one.created_at >= since]
         if known is None and not new_session:
-            earlier = self._store.lineage.same_body(arrival.key_id, body, since=since)
+            earlier = self._store.lineage.same_body(arrival.key_id, body, since=since, owner=arrival.owner)
         attempt = classify_attempt(
             earlier,
             retry_count=arrival.retry_count,

@@ -31,13 +31,26 @@ def version_name(version: int) -> str:
     return "base" if version == BASE_VERSION else f"policy-v{version}"
 
 
+def number_of(name: str) -> int:
+    """The version that is called so; the name is one that `VersionKeeper.check_name` lets pass."""
+    return BASE_VERSION if name == "base" else int(name.removeprefix("policy-v"))
+
+
 class VersionKeeper:
     """Watches the record for what should serve and the engine for what can; touched by the event loop only."""
 
     def __init__(
-        self, store: Store, engine: Engine, *, served_name: str, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        engine: Engine,
+        *,
+        served_name: str,
+        owned: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`owned`: everybody has a policy of their own (`owners`), and what serves all is the base."""
         self._store = store
+        self._owned = owned
         self._engine = engine
         self._served_name = served_name
         self._clock = clock
@@ -74,8 +87,28 @@ class VersionKeeper:
         """What the engine last said."""
         return self._health
 
-    def model_names(self) -> list[str]:
-        """The names that clients may ask for now."""
+    @property
+    def serving(self) -> PolicyVersion | None:
+        """What the record said last that should serve all; None before it was asked."""
+        return self._serving
+
+    @property
+    def loaded(self) -> frozenset[int]:
+        """The versions that the engine has, as far as is known."""
+        return self._loaded
+
+    def note_loaded(self, version: int) -> None:
+        """The engine has loaded it."""
+        self._loaded |= {version}
+
+    def forget(self, version: int) -> None:
+        """The engine says that it has it no longer."""
+        self._loaded -= {version}
+
+    def model_names(self, *, everybody: bool = False) -> list[str]:
+        """The names that clients may ask for now; versions that belong to somebody only if they are `everybody`'s."""
+        if self._owned and not everybody:
+            return [self._served_name, "base"]
         loaded = [version_name(version) for version in sorted(self._loaded - {BASE_VERSION})]
         return [self._served_name, "base", *loaded]
 
@@ -152,7 +185,9 @@ class VersionKeeper:
 
     async def _read_serving(self) -> None:
         try:
-            self._serving = await asyncio.to_thread(self._store.versions.serving)
+            versions = self._store.versions
+            found = await asyncio.to_thread(versions.get, BASE_VERSION) if self._owned else None
+            self._serving = found or await asyncio.to_thread(versions.serving)
         except STORE_ERRORS as error:
             logger.warning("the record cannot say which version serves (%s)", type(error).__name__)
             if self._serving is None:

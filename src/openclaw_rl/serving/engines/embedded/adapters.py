@@ -54,12 +54,13 @@ class _Version:
     weights: Weights
     users: int = 0
     leaving: bool = False
+    used_at: int = 0
 
 
 class AdapterPool:
     """The loaded versions. `applied` belongs to the compute thread; any thread may call everything else.
 
-    `limit`: how many versions are kept; the oldest unused one makes room for a new one.
+    `limit`: how many versions are kept; of those that nobody uses the one used longest ago makes room for a new one.
     """
 
     def __init__(self, model: nn.Module, limit: int) -> None:
@@ -67,6 +68,7 @@ class AdapterPool:
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._versions: dict[int, _Version] = {}
+        self._uses = 0
         self._ranges: list[tuple[int, int, Weights]] = []
         self._layers = _linear_layers(model)
         for name, layer in self._layers.items():
@@ -92,6 +94,7 @@ class AdapterPool:
             if held is None or held.leaving:
                 raise UnknownVersion(f"policy version {version} is not loaded", param="model")
             held.users += 1
+            self._touch(held)
 
     def release(self, version: int) -> bool:
         """A request is done with `version`; True if that unloaded it."""
@@ -100,6 +103,7 @@ class AdapterPool:
             if held is None:
                 return False
             held.users -= 1
+            self._touch(held)
             return self._drop_if_unused(version, held)
 
     def unload(self, version: int) -> bool:
@@ -128,6 +132,7 @@ class AdapterPool:
             with self._lock:
                 evicted = self._make_room()
                 self._versions[version] = _Version(weights)
+                self._touch(self._versions[version])
             logger.info("loaded policy version %d in %.0f ms", version, 1e3 * (time.monotonic() - started))
             return evicted
 
@@ -137,6 +142,7 @@ class AdapterPool:
             held = self._versions.get(version)
             if held is not None:
                 held.leaving = False
+                self._touch(held)
             return held is not None
 
     def _make_room(self) -> tuple[int, ...]:
@@ -145,8 +151,13 @@ class AdapterPool:
         unused = [number for number, held in self._versions.items() if held.users == 0]
         if not unused:
             raise EngineOverloaded(f"{self._limit} policy versions are loaded, and all are in use")
-        del self._versions[min(unused)]
-        return (min(unused),)
+        longest_ago = min(unused, key=lambda number: self._versions[number].used_at)
+        del self._versions[longest_ago]
+        return (longest_ago,)
+
+    def _touch(self, held: _Version) -> None:
+        self._uses += 1
+        held.used_at = self._uses
 
     def _drop_if_unused(self, version: int, held: _Version) -> bool:
         if held.users > 0 or not held.leaving:

@@ -78,6 +78,7 @@ class ParsedChat:
     turn_type: TurnType | None
     session_done: bool | None
     prompt_cache_key: str | None = None
+    user: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +129,7 @@ def parse(body: bytes, *, default_max_tokens: int) -> ParsedChat:
         turn_type=_turn_type(given),
         session_done=_session_done(given),
         prompt_cache_key=_prompt_cache_key(given),
+        user=given.get("user"),
     )
 
 

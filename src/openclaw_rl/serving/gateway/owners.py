@@ -1,0 +1,251 @@
+"""Whose policy answers a request, and that the engine has it (`policies.per`).
+
+With a policy for each owner there are more versions than an engine keeps loaded. So the version is looked up for each
+request, and loaded before the engine is asked where it is not: of those that nobody uses, the engine lets go of the
+one that was used longest ago. Where all are in use the request waits, in the order of arrival, and in the end is told
+to come again. Nobody is ever answered by another owner's version, not even asked for by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import unicodedata
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from openclaw_rl.config_policies import PoliciesConfig
+from openclaw_rl.serving.engines.protocol import (
+    Engine,
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    UnknownVersion,
+)
+from openclaw_rl.serving.gateway.auth import Principal
+from openclaw_rl.serving.gateway.errors import GatewayError, bad_request, unavailable, unknown_model
+from openclaw_rl.serving.gateway.versions import VersionKeeper, number_of, version_name
+from openclaw_rl.store import Store
+from openclaw_rl.store.outage import STORE_ERRORS
+from openclaw_rl.types import BASE_VERSION, ExclusionReason, PolicyVersion, VersionState
+
+logger = logging.getLogger(__name__)
+
+LOAD_RETRY_S = 0.05
+REMEMBERED = 4096
+"""Owners whose version is remembered for when the record cannot be read."""
+MAX_USER = 256
+"""Characters of a user's name."""
+_UNPRINTABLE = frozenset({"Cc", "Cs"})
+_ASKED_FOR = frozenset({VersionState.SERVING, VersionState.RETIRED})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Route:
+    """Which version answers. `excluded`: why its answer is not to be trained, where that is known by now."""
+
+    version: int
+    excluded: ExclusionReason | None = None
+
+
+class OwnerNames:
+    """From who asks to whose policy it is."""
+
+    def __init__(self, policies: PoliciesConfig, key_names: Collection[str]) -> None:
+        self._per = policies.per
+        self._key_names = frozenset(key_names)
+
+    def owner(self, principal: Principal, *, user: str | None = None, header: str | None = None) -> str:
+        """The owner's name; "" is nobody in particular: the shared policy, or the base where there is none.
+
+        Args:
+            principal: whose key it is.
+            user: the body's `user`, a text.
+            header: `X-User-Id` as it came, latin-1 for the bytes of UTF-8.
+
+        Raises:
+            GatewayError: 400 or 403 naming the field.
+        """
+        if self._per == "none":
+            return ""
+        if self._per == "key":
+            return principal.name
+        if user:
+            return self._allowed(_checked(user, "user"), "user", principal)
+        if header:
+            return self._allowed(_checked(_utf8(header), "X-User-Id"), "X-User-Id", principal)
+        return principal.name
+
+    def _allowed(self, name: str, field: str, principal: Principal) -> str:
+        """A key's name stands for whoever holds that key; no other key may speak for it."""
+        if name in self._key_names and name != principal.name and not principal.admin:
+            raise GatewayError(403, f"{field} is the name of another API key.", code="user_not_allowed", param=field)
+        return name
+
+
+def _utf8(header: str) -> str:
+    try:
+        return header.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        raise bad_request("X-User-Id", "X-User-Id must be UTF-8.") from None
+
+
+def _checked(name: str, field: str) -> str:
+    if len(name) > MAX_USER:
+        raise bad_request(field, f"{field} must have at most {MAX_USER} characters.")
+    if any(unicodedata.category(character) in _UNPRINTABLE for character in name):
+        raise bad_request(field, f"{field} must not contain control characters.")
+    return name
+
+
+class Router:
+    """Finds the version for a request; one for the life of the gateway, touched by the event loop only."""
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        keeper: VersionKeeper,
+        policies: PoliciesConfig,
+        *,
+        served_name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._keeper = keeper
+        self._owned = policies.owned
+        self._served_name = served_name
+        self._clock = clock
+        self._loading = asyncio.Lock()
+        self._remembered: OrderedDict[str, PolicyVersion] = OrderedDict()
+
+    @asynccontextmanager
+    async def routed(self, model: str, owner: str, principal: Principal, *, deadline: float) -> AsyncIterator[Route]:
+        """The version that answers `model` for `owner`, loaded; leave once the engine has taken the request.
+
+        Until then nobody else's version is loaded in its place.
+
+        Raises:
+            GatewayError: 503 where the engine is not ready, or has no place for it, by `deadline` (by the clock); 404
+                where there is no such version, or it is not this owner's.
+        """
+        if not self._owned:
+            yield Route(version=await self._keeper.route(model, deadline=deadline))
+            return
+        await self._keeper.route("base", deadline=deadline)  # the engine is there
+        version, excluded = await self._choose(model, owner, admin=principal.admin)
+        async with self._held(version, deadline):
+            yield Route(version=version.version, excluded=excluded)
+
+    def lost(self, model: str, route: Route, error: EngineError) -> bool:
+        """The engine did not take a request that was routed: whether another try may help."""
+        if isinstance(error, UnknownVersion):
+            if self._owned:
+                self._keeper.forget(route.version)  # another's was loaded in its place
+                return True
+            if not self._keeper.is_policy(model, route.version):
+                return False
+        self._keeper.suspect(f"the engine was lost ({error.code})")
+        return True
+
+    def exclusion(self, model: str, route: Route) -> ExclusionReason | None:
+        """Why the answer is not to be trained: nobody's policy gave it."""
+        if self._owned:
+            return route.excluded
+        return None if self._keeper.is_policy(model, route.version) else ExclusionReason.NOT_FROM_POLICY
+
+    async def model_names(self, owner: str, principal: Principal) -> list[str]:
+        """The names that this owner may ask for now."""
+        if not self._owned or principal.admin:
+            return self._keeper.model_names(everybody=True)
+        names = self._keeper.model_names()
+        own = await self._serving(owner)
+        return names if own.version == BASE_VERSION else [*names, own.name]
+
+    # --- which version -------------------------------------------------------------------------------------
+
+    async def _choose(self, model: str, owner: str, *, admin: bool) -> tuple[PolicyVersion, ExclusionReason | None]:
+        serving = await self._serving(owner)
+        if model == self._served_name:
+            return serving, None if owner else ExclusionReason.NO_OWNER
+        self._keeper.check_name(model)
+        number = number_of(model)
+        if number == serving.version and number != BASE_VERSION:
+            return serving, None
+        named = await self._get(number)
+        known = named is not None and (number == BASE_VERSION or named.state in _ASKED_FOR)
+        if named is None or not known or not (number == BASE_VERSION or admin or named.owner == owner):
+            raise unknown_model(model, ", ".join(self._keeper.model_names()))
+        return named, ExclusionReason.NOT_FROM_POLICY
+
+    async def _serving(self, owner: str) -> PolicyVersion:
+        """The owner's version in service, as the record says; the last known where it cannot be read."""
+        if not owner:
+            return await self._get(BASE_VERSION) or _no_record()
+        try:
+            version = await asyncio.to_thread(self._store.versions.serving, owner)
+        except STORE_ERRORS as error:
+            logger.warning("the record cannot say which version serves an owner (%s)", type(error).__name__)
+            return self._remembered.get(owner) or _no_record()
+        self._remembered[owner] = version
+        self._remembered.move_to_end(owner)
+        if len(self._remembered) > REMEMBERED:
+            self._remembered.popitem(last=False)
+        return version
+
+    async def _get(self, number: int) -> PolicyVersion | None:
+        if number == BASE_VERSION and self._keeper.serving is not None:
+            return self._keeper.serving  # read at the start, and never another
+        try:
+            return await asyncio.to_thread(self._store.versions.get, number)
+        except STORE_ERRORS:
+            return _no_record()
+
+    # --- that it is loaded ---------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _held(self, version: PolicyVersion, deadline: float) -> AsyncIterator[None]:
+        if version.version in self._keeper.loaded:
+            yield
+            return
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                await self._loading.acquire()
+        except TimeoutError:
+            raise unavailable("Other policies are being loaded; try again shortly.") from None
+        try:
+            if version.version not in self._keeper.loaded:
+                await self._load(version, deadline)
+            yield
+        finally:
+            self._loading.release()
+
+    async def _load(self, version: PolicyVersion, deadline: float) -> None:
+        problem = "the engine has no answer"
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                while True:
+                    try:
+                        await self._engine.load_version(version)
+                    except EngineOverloaded:
+                        problem = "all policies that the engine can hold are in use"
+                    except EngineUnavailable as error:
+                        problem = f"the engine cannot be reached ({error.code})"
+                    else:
+                        self._keeper.note_loaded(version.version)
+                        return
+                    await asyncio.sleep(LOAD_RETRY_S)
+        except TimeoutError:
+            name = version_name(version.version)
+            raise unavailable(f"{name} is not loaded: {problem}; try again shortly.") from None
+        except EngineError as error:
+            logger.error("the engine cannot load %s (%s)", version_name(version.version), error.code)
+            raise unavailable(f"{version_name(version.version)} cannot be loaded now.") from error
+
+
+def _no_record() -> PolicyVersion:
+    raise unavailable("The record cannot be read now; try again shortly.")
