@@ -50,7 +50,8 @@ def add_policy(commands: Any, command: AddCommand, add_run_dir: Callable[[argpar
     def action(name: str, run: Any, help_text: str, *versions: str) -> argparse.ArgumentParser:
         parser = command(actions, name, run, help_text)
         for argument in versions:
-            parser.add_argument(argument, metavar=argument.upper(), help="base, 12, v12 or policy-v12")
+            parser.add_argument(argument, metavar=argument.upper(), help="base, 12, v12, policy-v12 or serving")
+        parser.add_argument("--user", metavar="NAME", help="of this user's policy, or key's (policies.per)")
         add_run_dir(parser)
         return parser
 
@@ -78,19 +79,22 @@ def add_policy(commands: Any, command: AddCommand, add_run_dir: Callable[[argpar
 def run_list(parsed: argparse.Namespace) -> int:
     """`policy list`."""
     with opened_store(parsed) as (store, _):
-        versions, steps = store.versions.all(), _steps(store)
+        every, steps = store.versions.all(), _steps(store)
+        versions = [one for one in every if parsed.user in (None, one.owner)]
         since = store.versions.states_since()
     if parsed.json:
         _print_json([_as_json(v, steps.get(v.version), since[v.version]) for v in versions])
         return OK
     table = Table(box=None)
-    for heading in ("version", "state", "since", "samples", "mean reward", "on disk", ""):
+    owned = any(version.owner for version in versions)
+    for heading in ("version", *["owner"] * owned, "state", "since", "samples", "mean reward", "on disk", ""):
         table.add_column(heading)
     for version in versions:
         step = steps.get(version.version)
         reward = None if step is None else step.metrics.get("mean_reward")
         table.add_row(
             version.name,
+            *[version.owner] * owned,
             version.state.value,
             _when(since[version.version]),
             "-" if step is None else str(len(step.sample_ids)),
@@ -105,7 +109,7 @@ def run_list(parsed: argparse.Namespace) -> int:
 def run_show(parsed: argparse.Namespace) -> int:
     """`policy show VERSION`."""
     with opened_store(parsed) as (store, _):
-        version = _version(store, parsed.version)
+        version = _version(store, parsed.version, parsed.user)
         step = _steps(store).get(version.version)
         since = store.versions.states_since()[version.version]
     body = _as_json(version, step, since)
@@ -128,7 +132,7 @@ def run_diff(parsed: argparse.Namespace) -> int:
     from openclaw_rl.training.compare import compare
 
     with opened_store(parsed) as (store, _):
-        a, b = _version(store, parsed.a), _version(store, parsed.b)
+        a, b = (_version(store, name, parsed.user) for name in (parsed.a, parsed.b))
         steps = _steps(store)
     with _sound_files():
         found = compare(_files(a), _files(b))
@@ -161,19 +165,20 @@ def run_diff(parsed: argparse.Namespace) -> int:
 
 def run_rollback(parsed: argparse.Namespace) -> int:
     """`policy rollback VERSION`."""
-    with opened_store(parsed) as (store, _):
-        version = _servable(store, parsed.version)
-        before = store.versions.serving()
-        store.versions.roll_back(version.version)
+    with opened_store(parsed) as (store, config):
+        version = _servable(store, parsed.version, parsed.user)
+        owner = _whose(version, parsed.user, config)
+        before = store.versions.serving(owner)
+        store.versions.roll_back(version.version, owner)
     _say(f"{version.name} serves from the next request on, in place of {before.name}; training goes on from it")
     return OK
 
 
 def run_pin(parsed: argparse.Namespace) -> int:
     """`policy pin VERSION`."""
-    with opened_store(parsed) as (store, _):
-        version = _servable(store, parsed.version)
-        store.versions.pin(version.version)
+    with opened_store(parsed) as (store, config):
+        version = _servable(store, parsed.version, parsed.user)
+        store.versions.pin(version.version, _whose(version, parsed.user, config))
     _say(f"{version.name} stays in service, and training waits, until: openclaw-rl policy unpin")
     return OK
 
@@ -181,8 +186,8 @@ def run_pin(parsed: argparse.Namespace) -> int:
 def run_unpin(parsed: argparse.Namespace) -> int:
     """`policy unpin`."""
     with opened_store(parsed) as (store, _):
-        pinned = store.versions.pinned()
-        store.versions.unpin()
+        pinned = store.versions.pinned(parsed.user or "")
+        store.versions.unpin(parsed.user or "")
     _say("no version was pinned" if pinned is None else f"{pinned.name} may be followed by newer ones again")
     return OK
 
@@ -190,7 +195,7 @@ def run_unpin(parsed: argparse.Namespace) -> int:
 def run_export(parsed: argparse.Namespace) -> int:
     """`policy export VERSION --to DIR`."""
     with opened_store(parsed) as (store, _):
-        version = _version(store, parsed.version)
+        version = _version(store, parsed.version, parsed.user)
     adapter = _files(version)
     if adapter is None:
         raise ConfigError("the base has no adapter to export: it is the model itself")
@@ -205,7 +210,7 @@ def run_export(parsed: argparse.Namespace) -> int:
 def run_merge(parsed: argparse.Namespace) -> int:
     """`policy merge VERSION --to PATH`."""
     with opened_store(parsed) as (store, config):
-        version = _version(store, parsed.version)
+        version = _version(store, parsed.version, parsed.user)
     adapter = _files(version)
     as_gguf = parsed.to.suffix == ".gguf"
     if parsed.gguf_base is not None and not as_gguf:
@@ -247,19 +252,33 @@ def _sound_files() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
-def _version(store: Store, name: str) -> PolicyVersion:
+def _version(store: Store, name: str, user: str | None = None) -> PolicyVersion:
+    """The version that is called so; with `user`, one of that user's policy, or the base."""
+    if name == "serving":
+        return store.versions.serving(user or "")
     found = _NAME.fullmatch(name)
     if found is None:
-        raise ConfigError(f"{name!r} names no version: base, 12, v12 or policy-v12")
+        raise ConfigError(f"{name!r} names no version: base, 12, v12, policy-v12 or serving")
     version = store.versions.get(int(found[1] or BASE_VERSION))
     if version is None:
         there = store.versions.all()
         raise ConfigError(f"there is no version {name}; there are {there[0].name} to {there[-1].name}")
+    if version.version != BASE_VERSION and user not in (None, version.owner):
+        raise ConfigError(f"{version.name} is no version of {user}'s policy: openclaw-rl policy list --user {user}")
     return version
 
 
-def _servable(store: Store, name: str) -> PolicyVersion:
-    version = _version(store, name)
+def _whose(version: PolicyVersion, user: str | None, config: Config) -> str:
+    """Whom a version is to serve. The base is everybody's: with a policy for each, somebody has to be named."""
+    if version.version != BASE_VERSION:
+        return version.owner
+    if user is None and config.policies.owned:
+        raise ConfigError(f"policies.per = {config.policies.per}: say whose policy, with --user NAME")
+    return user or ""
+
+
+def _servable(store: Store, name: str, user: str | None) -> PolicyVersion:
+    version = _version(store, name, user)
     if version.state is VersionState.REJECTED:
         raise ConfigError(f"{version.name} was rejected ({version.reason}) and never serves")
     if version.state is VersionState.CANDIDATE:
@@ -293,6 +312,7 @@ def _as_json(version: PolicyVersion, step: StepRecord | None, since: float) -> d
     return {
         "version": version.version,
         "name": version.name,
+        "owner": version.owner or None,
         "state": version.state.value,
         "since": since,
         "pinned": version.pinned,

@@ -36,6 +36,7 @@ def add_sessions(
 
     listing = add_command(own, "list", run_list, "list all sessions, without their content")
     listing.add_argument("--key", metavar="NAME", help="only those of this key")
+    listing.add_argument("--user", metavar="NAME", help="only those of this user (policies.per)")
     listing.add_argument("--json", action="store_true", help="for programs")
 
     showing = add_command(own, "show", run_show, "show one conversation, turn by turn")
@@ -74,6 +75,7 @@ def _add_name(parser: argparse.ArgumentParser, nargs: str | None) -> None:
 def _add_choice(parser: argparse.ArgumentParser, verb: str) -> None:
     _add_name(parser, "*")
     parser.add_argument("--key", metavar="NAME", help=f"{verb} all sessions of this key")
+    parser.add_argument("--user", metavar="NAME", help=f"{verb} all sessions of this user (policies.per)")
     parser.add_argument("--all", action="store_true", help=f"{verb} all sessions")
 
 
@@ -88,6 +90,7 @@ def run_list(parsed: argparse.Namespace) -> int:
         keys = key_names(config)
         owner = None if parsed.key is None else _key_id(parsed.key, config)
         found = [one for one in store.archive.summaries() if owner in (None, one.key_id)]
+        found = [one for one in found if parsed.user in (None, one.owner)]
     if parsed.json:
         _say(json.dumps([summary_json(one, keys) for one in found], indent=2))
     else:
@@ -262,13 +265,15 @@ def _one(store: Store, name: str) -> str:
 
 
 def _chosen(store: Store, config: Config, parsed: argparse.Namespace) -> list[str]:
-    """The sessions that are named, or those of a key, or all.
+    """The sessions that are named, or those of a key, or of a user, or all.
 
     Raises:
-        ConfigError: not exactly one of the three was asked for, or a name means none or several.
+        ConfigError: not exactly one of the four was asked for, or a name means none or several.
     """
-    if (bool(parsed.session), parsed.key is not None, parsed.all).count(True) != 1:
-        raise ConfigError("say which sessions: some SESSION, or --key NAME, or --all")
+    if (bool(parsed.session), parsed.key is not None, parsed.user is not None, parsed.all).count(True) != 1:
+        raise ConfigError("say which sessions: some SESSION, or --key NAME, or --user NAME, or --all")
+    if parsed.user is not None:
+        return [one.session_id for one in store.archive.summaries() if one.owner == parsed.user]
     if parsed.session:
         return list(dict.fromkeys(_one(store, name) for name in parsed.session))
     owner = None if parsed.all else _key_id(parsed.key, config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import Connection, bindparam, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store.database import Database
@@ -44,6 +44,16 @@ class SessionStore:
         with self._database.read() as connection:
             found = _FIND.run(connection, key_id=key_id, name=client_session_id, owner=owner).fetchone()
         return None if found is None else str(found[0])
+
+    def owners(self, limit: int) -> tuple[int, list[tuple[str, float]]]:
+        """How many owners ("" is none) have sessions, and the last `limit` that were active, with when."""
+        owned = sessions.c.owner != ""
+        number = select(func.count(sessions.c.owner.distinct())).where(owned)
+        active = func.max(sessions.c.last_active_at)
+        last = select(sessions.c.owner, active).where(owned).group_by(sessions.c.owner).order_by(active.desc())
+        with self._database.read() as connection:
+            found = connection.execute(last.limit(limit))
+            return connection.execute(number).scalar_one(), [(str(owner), float(at)) for owner, at in found]
 
     def end(self, key_id: str, session_id: str, reason: str) -> bool:
         """End a session; False where the key has none of that id. Ending an ended one changes nothing."""

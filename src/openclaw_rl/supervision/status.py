@@ -28,6 +28,7 @@ from openclaw_rl.supervision.children import START_ORDER
 from openclaw_rl.supervision.readiness import RecordHealth, ask_gateway
 from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorState, child_config_path, read_state
 from openclaw_rl.supervision.status_judge import JudgeReport, judge_report
+from openclaw_rl.supervision.status_owners import OwnersReport, owners_report
 from openclaw_rl.types import LoopName, LoopStatus
 
 SILENT_AFTER_S = 10.0
@@ -86,6 +87,8 @@ class Progress:
     refused: Mapping[str, int] = field(default_factory=dict)
     """Requests refused because they could not be recorded, by reason (`rollout.on_store_failure`)."""
     judge: JudgeReport | None = None
+    owners: OwnersReport | None = None
+    """Whose policies there are; None with one for all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +153,8 @@ def _read(store_path: Path, run_dir: Path, now: float) -> tuple[Mapping[LoopName
     try:
         said = {status.loop: status for status in store.status.loops()}
         judge = judge_report(store.feedback.agreement(), said.get(LoopName.JUDGING))
-        return said, replace(_progress(store, run_dir, now), judge=judge)
+        owners = owners_report(store, load_json(child_config_path(run_dir)), now)
+        return said, replace(_progress(store, run_dir, now), judge=judge, owners=owners)
     finally:
         store.close()
 
@@ -312,8 +316,9 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("judged", f"{progress.judgements}, {progress.hints} with a hint"),
         *(("judge", words) for words in (progress.judge.words() if progress.judge is not None else ())),
         ("samples", _tally(progress.samples_by_state) or "none"),
-        ("batch", progress.due),
-        ("version", f"{progress.version} in service"),
+        *(("owners", words) for words in (progress.owners.words() if progress.owners is not None else ())),
+        ("batch", progress.due if progress.owners is None else progress.owners.batch()),
+        ("version", f"{progress.version} in service" + " for nobody's policy" * (progress.owners is not None)),
         ("last step", last),
     ]
     # Only where there were any: a healthy deployment has neither.

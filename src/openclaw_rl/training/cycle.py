@@ -28,14 +28,17 @@ from openclaw_rl.training.checkpoint import (
     prune_checkpoints,
     save_checkpoint,
 )
+from openclaw_rl.training.due import next_owner
 from openclaw_rl.training.evaluation import evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.metric_log import metric_files
 from openclaw_rl.training.origin import begin
+from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
 from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.recovery import fall_back, newest_intact
 from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.training.trainer import StepOutcome, Trainer
+from openclaw_rl.training.turns_of_owners import Kept, KeptStates
 from openclaw_rl.training.window import closed_because
 from openclaw_rl.types import BASE_VERSION, LoopName, PolicyVersion, Sample, StepRecord, VersionState
 
@@ -81,6 +84,9 @@ class TrainingLoop:
         self._metric_files = metric_files(config)
         self._fresh = trainer.state()
         self._basis = BASE_VERSION
+        self._owner: str | None = None
+        self._kept = KeptStates(config.policies.states_in_memory)
+        self._fruitless: dict[str, float] = {}
 
     def run(self) -> None:
         """Go on until `stop` is set; where record or disk cannot be used, wait, then begin as after a kill."""
@@ -122,22 +128,29 @@ class TrainingLoop:
         """Be where the last committed step left off; what a dead predecessor held is free again."""
         self._reporter.working("resuming")
         released = self._store.samples.release_claims()
-        steps = self._store.samples.steps()
-        last = steps[-1].step if steps else 0
+        last = self._store.samples.last_step()
         removed = self._discard_after(last)
         begin(self._config, self._store, self._trainer)
-        self._restore()
+        self._owner = None
+        self._kept.clear()
+        if not self._config.policies.owned:
+            self._turn_to("")
         self._log_metrics()
         log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
 
     def _discard_after(self, last_step: int) -> list[str]:
-        return discard_uncommitted(self._config.checkpoints_dir, last_step, self._store.turns.any_known)
+        known = self._store.turns.any_known
+        found = [discard_uncommitted(root, last_step, known) for root in roots(self._config.checkpoints_dir)]
+        return [name for names in found for name in names]
 
     def cycle(self) -> bool:
         """Do the next thing there is to do; False where there was nothing."""
         if self._held_by_a_pin() or not self._publish_candidates():
             return False
-        self._follow_service()
+        owner = self._whose_turn()
+        if owner is None:
+            return False
+        self._turn_to(owner)
         self._expire_stale()
         samples = self._claim_due()
         if not samples:
@@ -154,14 +167,15 @@ class TrainingLoop:
 
     def _held_by_a_pin(self) -> bool:
         """Whether a person keeps a version in service: what would be learned meanwhile could not be served."""
-        pinned = self._store.versions.pinned()
+        pinned = None if self._config.policies.owned else self._store.versions.pinned()
         if pinned is not None:
             self._reporter.waiting(f"the pin on {pinned.name} to be lifted (openclaw-rl policy unpin)")
         return pinned is not None
 
     def _publish_candidates(self) -> bool:
         """Put what is committed into service; False where that has to be tried again later."""
-        for version in candidates(self._store):
+        pinned = self._store.versions.pinned_owners()
+        for version in [one for one in candidates(self._store) if one.owner not in pinned]:
             waiting_for = f"the engine to load {version.name}"
             try:
                 self._publisher.publish(version, lambda said=waiting_for: self._reporter.waiting(said))  # type: ignore[misc]
@@ -185,13 +199,40 @@ class TrainingLoop:
         self._store.versions.reject(version.version, REFUSED_BY_ENGINE)
         self._store.status.count("versions_refused")
 
+    def _whose_turn(self) -> str | None:
+        """The owner whose batch is next; None where none is due. The shared policy has all turns to itself."""
+        if not self._config.policies.owned:
+            return ""
+        rollout, pinned = self._config.rollout, self._store.versions.pinned_owners()
+        ready = self._store.samples.ready_owners(rollout.batch_size)
+        learning = [one for one in ready if one.owner and one.owner not in pinned]
+        self._fruitless = {one.owner: self._fruitless[one.owner] for one in ready if one.owner in self._fruitless}
+        owner = next_owner(learning, time.time(), rollout, self._fruitless)
+        if owner is None:
+            held = len(ready) - len(learning)
+            words = f"a full batch of an owner: {len(learning)} have samples" + f", {held} are held" * bool(held)
+            self._reporter.waiting(words, ready=sum(one.count for one in learning), owners=len(learning))
+        return owner
+
+    def _turn_to(self, owner: str) -> None:
+        """Have this owner's policy in the trainer, as its version in service is."""
+        if owner == self._owner:
+            self._follow_service()
+            return
+        if self._owner is not None:
+            readings = self._trainer.readings_kept()
+            kept = Kept(version=self._basis, state=self._trainer.state(), readings=readings)
+            self._kept.put(self._owner, kept)
+        self._owner = owner
+        self._restore()
+
     def _follow_service(self) -> None:
         """Train on from the version in service, whichever that is by now.
 
         Mostly it is the one just trained. After a rollback, or a refusal by the gate or the engine, it is an earlier
         one: to train on from weights that nobody samples from would teach the policy by the answers of another.
         """
-        if self._store.versions.serving().version != self._basis:
+        if self._store.versions.serving(self._owner or "").version != self._basis:
             self._restore()
 
     def _restore(self) -> None:
@@ -199,27 +240,36 @@ class TrainingLoop:
 
         A checkpoint that is not what was written is passed over, and its version taken out of service.
         """
-        steps = self._store.samples.steps()
-        basis = next(iter(reversed(candidates(self._store))), self._store.versions.serving()).version
-        rejected = {v.version for v in self._store.versions.all() if v.state is VersionState.REJECTED}
+        owner, last = self._owner or "", self._store.samples.last_step()
+        basis = next(iter(reversed(candidates(self._store, owner))), self._store.versions.serving(owner)).version
+        kept = self._kept.take(owner, basis) or self._read_from_disk(owner, basis)
+        self._trainer.restore(dataclasses.replace(kept.state, step=last), weights_version=kept.version)
+        if self._config.policies.owned:
+            self._trainer.recall_readings(kept.readings)
+        self._trainer.own = OwnSteps.of(self._store.samples.step_numbers(owner), last)
+        self._basis = kept.version
+
+    def _read_from_disk(self, owner: str, basis: int) -> Kept:
+        steps = self._store.samples.steps(owner)
+        rejected = {v.version for v in self._store.versions.of(owner) if v.state is VersionState.REJECTED}
         intact = newest_intact([step for step in steps if step.version <= basis and step.version not in rejected])
         if intact.damaged:
-            fall_back(self._store, intact)
+            fall_back(self._store, intact, owner)
         state = self._fresh if intact.state is None else intact.state
-        self._trainer.restore(
-            dataclasses.replace(state, step=steps[-1].step if steps else 0), weights_version=intact.version
-        )
-        self._basis = intact.version
+        return Kept(version=intact.version, state=state, readings=None)
 
     def _expire_stale(self) -> None:
-        oldest = self._trainer.step_number - self._config.training.max_staleness
-        expired = self._store.samples.expire(before_version=oldest) if oldest > 0 else 0
+        trainer = self._trainer
+        oldest = trainer.own.oldest_allowed(trainer.step_number, self._config.training.max_staleness)
+        owner = self._owner or ""
+        expired = self._store.samples.expire(before_version=oldest, owner=owner) if oldest > 0 else 0
         if expired:
             log.info("%d samples were drawn by versions before %d and expired", expired, oldest)
 
     def _claim_due(self) -> list[Sample]:
         """The samples of the next batch, those that this model cannot train taken out; none if it is not due."""
-        ready = self._store.samples.ready()
+        owner = self._owner or ""
+        ready = self._store.samples.ready(owner)
         decision = batch_due(ready.count, ready.oldest_created_at, time.time(), self._config.rollout)
         if not decision.due:
             self._reporter.waiting(f"a batch: {decision.why}", ready=ready.count)
@@ -233,7 +283,9 @@ class TrainingLoop:
             self._reporter.waiting(closed, ready=ready.count)
             return []
         usable = []
-        for sample in self._store.samples.claim(decision.size, self._config.training.lease_s):
+        if owner:
+            self._fruitless[owner] = time.time()
+        for sample in self._store.samples.claim(decision.size, self._config.training.lease_s, owner):
             reason = self._trainer.unusable(sample)
             if reason is None:
                 usable.append(sample)
@@ -254,13 +306,13 @@ class TrainingLoop:
             return self._trainer.step(
                 samples,
                 progress,
-                hints=self._store.samples.recent_hints(HINTS_TOLD),
+                hints=self._store.samples.recent_hints(HINTS_TOLD, self._owner or ""),
                 known=self._known_answers(),
             )
 
     def _known_answers(self) -> Sequence[KnownAnswer]:
         """The user's own accepted answers, once there are enough; till then those that come with the program."""
-        accepted = self._store.samples.accepted_answers(ANSWERS_PROBED)
+        accepted = self._store.samples.accepted_answers(ANSWERS_PROBED, self._owner or "")
         if len(accepted) < ANSWERS_PROBED:
             return self._plain_answers[:ANSWERS_PROBED]
         return [KnownAnswer(prompt_ids=prompt, response_ids=response) for prompt, response in accepted]
@@ -272,12 +324,13 @@ class TrainingLoop:
     def _commit(self, samples: list[Sample], outcome: StepOutcome) -> bool:
         """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""
         self._reporter.working(f"writing the checkpoint of step {outcome.step}")
-        checkpoint = save_checkpoint(self._trainer, self._config.checkpoints_dir.resolve())
+        owner = self._owner or ""
+        checkpoint = save_checkpoint(self._trainer, root_of(self._config.checkpoints_dir.resolve(), owner))
         if outcome.refused is None and self._evaluate is not None:
             self._reporter.working(f"evaluating version {outcome.step}")
             outcome = evaluated(outcome, self._evaluate, adapter_dir(checkpoint), self._config.training.gate)
         self._reporter.working(f"committing step {outcome.step}")
-        record, version = _rows_of(samples, outcome, checkpoint)
+        record, version = _rows_of(samples, outcome, checkpoint, owner)
         try:
             self._patience.until_done(lambda: self._store.samples.commit_step(record, version, basis=self._basis))
         except BasisChanged as error:
@@ -293,6 +346,7 @@ class TrainingLoop:
             self._restore()
             return True
         self._basis = version.version
+        self._trainer.own = self._trainer.own.and_then(outcome.step)
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
         return True
 
@@ -306,17 +360,22 @@ class TrainingLoop:
     def _prune(self) -> None:
         keep, interval = self._config.training.keep_checkpoints, self._config.training.save_interval
         needed = {VersionState.SERVING, VersionState.CANDIDATE}
-        versions = self._store.versions.all()
+        owner = self._owner or ""
+        versions = self._store.versions.of(owner)
         in_use = {version.step for version in versions if version.state in needed or version.pinned}
         frozen = frozen_version(self._config.training.teacher)
         in_use |= set() if frozen is None else {frozen}
         refused = [version.step for version in versions if version.state is VersionState.REJECTED]
         if interval:
             in_use |= {v.step for v in versions if v.step % interval == 0 and v.state is not VersionState.REJECTED}
-        prune_checkpoints(self._config.checkpoints_dir, keep=keep, in_use=in_use | set(refused[-keep:]))
+        prune_checkpoints(
+            root_of(self._config.checkpoints_dir, owner), keep=keep, in_use=in_use | set(refused[-keep:])
+        )
 
 
-def _rows_of(samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path) -> tuple[StepRecord, PolicyVersion]:
+def _rows_of(
+    samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path, owner: str
+) -> tuple[StepRecord, PolicyVersion]:
     """What the store keeps of a step."""
     now = time.time()
     record = StepRecord(
@@ -327,6 +386,7 @@ def _rows_of(samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path) 
         checkpoint=str(checkpoint),
         seconds=outcome.seconds,
         teacher=outcome.teacher,
+        owner=owner,
         created_at=now,
     )
     version = PolicyVersion(
@@ -336,5 +396,6 @@ def _rows_of(samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path) 
         step=outcome.step,
         created_at=now,
         reason=outcome.refused,
+        owner=owner,
     )
     return record, version

@@ -50,6 +50,15 @@ class Gatekeeper:
         self._told_base: float | None = None
         self._readings_of_base = 0
 
+    @property
+    def memory(self) -> tuple[float | None, int]:
+        """What is remembered between steps of one policy."""
+        return self._told_base, self._readings_of_base
+
+    def recall(self, memory: object | None) -> None:
+        """Remember what `memory` was; None: nothing, as at the start."""
+        self._told_base, self._readings_of_base = memory if isinstance(memory, tuple) else (None, 0)
+
     def read(
         self,
         context: StepContext,

@@ -74,6 +74,7 @@ class JsonLines:
             SECONDS: step.seconds,
             "refused": refused,
             "metrics": _finite(step.metrics),
+            **({"owner": step.owner} if step.owner else {}),
         }
         return json.dumps(body, allow_nan=False).encode() + b"\n"
 

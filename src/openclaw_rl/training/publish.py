@@ -95,6 +95,7 @@ class EnginePublisher:
                 return
 
 
-def candidates(store: Store) -> list[PolicyVersion]:
-    """Versions that are committed and not yet in service, the oldest first."""
-    return [version for version in store.versions.all() if version.state is VersionState.CANDIDATE]
+def candidates(store: Store, owner: str | None = None) -> list[PolicyVersion]:
+    """Versions, of all or of one owner, that are committed and not yet in service, the oldest first."""
+    versions = store.versions.all() if owner is None else store.versions.of(owner)
+    return [version for version in versions if version.state is VersionState.CANDIDATE]

@@ -65,19 +65,19 @@ def newest_intact(steps: Sequence[StepRecord]) -> Intact:
     return Intact(version=BASE_VERSION, state=None, damaged=())
 
 
-def fall_back(store: Store, intact: Intact) -> None:
-    """Take versions with damaged checkpoints out of service, for the newest whole one.
+def fall_back(store: Store, intact: Intact, owner: str = "") -> None:
+    """Take an owner's versions with damaged checkpoints out of service, for the newest whole one.
 
     Training goes on from that one, and must be fed by its answers. The samples of what is given up stay trained: they
     are never used again.
     """
-    states = {version.version: version.state for version in store.versions.all()}
+    states = {version.version: version.state for version in store.versions.of(owner)}
     for version, reason in intact.damaged:
         log.error("the checkpoint of policy-v%d is damaged: %s", version, reason)
         if states[version] is VersionState.CANDIDATE:
             store.versions.reject(version, REASON)
         elif states[version] is VersionState.SERVING:
-            store.versions.roll_back(intact.version)
+            store.versions.roll_back(intact.version, owner)
         else:
             continue
         store.status.count(DAMAGED)

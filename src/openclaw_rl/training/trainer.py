@@ -29,6 +29,7 @@ from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.hint_choice import HintChooser
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.objective import StepContext
+from openclaw_rl.training.own_steps import OwnSteps
 from openclaw_rl.training.schedule import lr_share
 from openclaw_rl.training.scorer import Mode, Scorer
 from openclaw_rl.training.teacher import LiveTeacher, TeacherOf
@@ -134,6 +135,7 @@ class Trainer:
         self.step_number = 0
         self.averages: dict[str, float] = {}
         self.weights_version = 0
+        self.own = OwnSteps()
         self._trained: tuple[str, ...] = ()
 
     # --- state ---------------------------------------------------------------------------------------------
@@ -179,6 +181,14 @@ class Trainer:
             "betas": (config.adam_beta1, config.adam_beta2),
             "weight_decay": config.weight_decay,
         }
+
+    def readings_kept(self) -> object:
+        """What the gate remembers of this policy between steps; nothing that weights depend on."""
+        return self._gatekeeper.memory
+
+    def recall_readings(self, memory: object | None) -> None:
+        """Let the gate remember what it did then; None: nothing."""
+        self._gatekeeper.recall(memory)
 
     # --- the step ------------------------------------------------------------------------------------------
 
@@ -243,7 +253,7 @@ class Trainer:
             self._trained = tuple(sample.turn_id for sample in samples)
         return StepOutcome(
             step=before.step + 1,
-            metrics={**meter.means(), **_batch_metrics(batch, before.step)},
+            metrics={**meter.means(), **_batch_metrics(batch, before.step, self.own)},
             seconds=time.monotonic() - started,
             refused=refused,
             weights_changed=not broken,
@@ -266,7 +276,11 @@ class Trainer:
             meter.set("baseline", statistics.fmean(compared.expected))
         context = self._context(batch, compared, progress)
         gradients = Gradients(
-            scorer=self.scorer, config=self.config, custom=self._custom, version=self.step_number, progress=progress
+            scorer=self.scorer,
+            config=self.config,
+            custom=self._custom,
+            version=self.weights_version,
+            progress=progress,
         )
         for epoch in range(self.config.epochs_per_batch):
             self._optimizer.zero_grad(set_to_none=True)
@@ -317,7 +331,7 @@ class Trainer:
         if not math.isfinite(norm):
             raise NonFinite("gradient_not_finite")
         share = 1.0 if self._full_batch is None else min(1.0, batch.signals / self._full_batch)
-        lr = self.config.lr * lr_share(self.step_number, self.config) * share
+        lr = self.config.lr * lr_share(self.own.taken(self.step_number), self.config) * share
         meter.set("lr", lr)
         for group in self._optimizer.param_groups:
             group["lr"] = lr
@@ -350,12 +364,13 @@ def _copy_on_cpu(value: Any) -> Any:
     return copy.deepcopy(value)
 
 
-def _batch_metrics(batch: TrainBatch, version: int) -> dict[str, float]:
+def _batch_metrics(batch: TrainBatch, version: int, own: OwnSteps) -> dict[str, float]:
     """What can be said of the batch itself."""
     acting = batch.weights > 0
     rewards = batch.present_rewards
     effective = int(torch.unique(batch.owner[acting]).numel())
-    ages = [version - sample.version for sample in batch.samples if sample.version is not None]
+    drawn_by = [sample.version for sample in batch.samples if sample.version is not None]
+    ages = [own.taken(version) - own.taken(drawn) for drawn in drawn_by]
     metrics = {
         "samples": float(len(batch.samples)),
         "effective_samples": float(effective),
