@@ -200,6 +200,32 @@ COMMANDS: dict[str, Entry] = {
         because="it asks, and wants a session that no step is about to train",
         needs_deployment=True,
     ),
+    # A policy per user
+    "openclaw-rl up recipes/combine.toml --policies.per user": dry(
+        "openclaw-rl up recipes/combine.toml --policies.per user", 'per = "user"'
+    ),
+    "openclaw-rl policy list --user ann": Run(prints=("version", "state"), needs_version=True),
+    "openclaw-rl policy show serving --user ann": Run(prints=("base",), needs_version=True),
+    "openclaw-rl policy rollback base --user ann": Run(
+        prints=("base serves from the next request on",),
+        as_command=f"{COPY} && openclaw-rl policy rollback base --user ann --run-dir copied",
+        because=ON_A_COPY,
+        needs_version=True,
+    ),
+    "openclaw-rl policy pin base --user ann": Run(
+        prints=("base stays in service",),
+        as_command=f"{COPY} && openclaw-rl policy pin base --user ann --run-dir copied",
+        because=ON_A_COPY,
+        needs_version=True,
+    ),
+    "openclaw-rl policy unpin --user ann": Run(prints=("no version was pinned",), needs_version=True),
+    "openclaw-rl sessions list --user ann": Run(prints=("no sessions",), needs_version=True),
+    "openclaw-rl sessions delete --user ann": Run(
+        prints=("deleted 0 sessions",),
+        as_command="openclaw-rl sessions delete --user ann --yes",
+        because="it asks",
+        needs_version=True,
+    ),
     # Policy versions
     "openclaw-rl policy list": Run(prints=("policy-v1", "base", "retired"), needs_version=True),
     "openclaw-rl policy show policy-v1": Run(prints=("mean_reward", "adapter"), needs_version=True),

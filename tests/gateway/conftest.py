@@ -88,15 +88,17 @@ def running(
     engine: FakeEngine | None = None,
     *,
     rollout: Mapping[str, Any] | None = None,
+    policies: Mapping[str, Any] | None = None,
     patience_s: float = PATIENCE_S,
     **serving: Any,
 ) -> Iterator[Gateway]:
-    """A gateway for the time of a block; `serving` and `rollout` fill those sections of the configuration."""
+    """A gateway for the time of a block; `serving`, `rollout` and `policies` fill those sections."""
     engine = engine or FakeEngine()
     config = Config.model_validate({
         "run_dir": run_dir,
         "serving": {"port": free_port(), **serving},
         "rollout": rollout or {},
+        "policies": policies or {},
         "supervisor": {"shutdown_timeout_s": 3},
     })  # fmt: skip
     store = Store.open(config.store_path, patience_s=patience_s)
