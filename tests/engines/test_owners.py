@@ -65,7 +65,7 @@ def test_one_in_use_never_makes_room(tiny: Path, adapters: dict[int, PolicyVersi
     async def body(service: EmbeddedService) -> None:
         for number in (1, 2):
             await service.load_version(adapters[number])
-        streams = [service.chat(request(version=number, max_tokens=64)) for number in (1, 2)]
+        streams = [service.chat(request(version=number, max_tokens=400)) for number in (1, 2)]
         for stream in streams:
             await anext(stream)
         with pytest.raises(EngineOverloaded):

@@ -213,7 +213,8 @@ class ChatEndpoint:
             if events is not None:
                 exchange.outlet.identify(version=route.version)
                 return events
-            await asyncio.sleep(ENGINE_RETRY_S)
+            if route.version in self._keeper.loaded:  # else it is loaded first, at once
+                await asyncio.sleep(ENGINE_RETRY_S)
 
     async def _begin(self, exchange: Exchange, *, last_try: bool) -> _Events | None:
         """Ask the engine; None where it did not take the request, and may yet."""
