@@ -6,10 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import load_json
 from openclaw_rl.serving.engines.factory import connect as engine_of
 from openclaw_rl.serving.engines.protocol import ScoreRequest
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.deployment import Deployment
+from openclaw_rl.supervision.state import child_config_path
 from openclaw_rl.supervision.status import collect, render
 from openclaw_rl.types import PolicyVersion, TokenRecord
 from tests.engines.support import plain_logprobs, plain_model
@@ -34,8 +37,9 @@ def test_opposite_feedback_moves_policies_apart(tiny_path: Path, tmp_path: Path)
             versions = {
                 name: eventually(lambda who=name: _own_version(store, who), f"{name} has a policy") for name in SAID
             }
+            running = load_json(child_config_path(deployment.config.run_dir))  # with the engine's real port
             assert tokens["ann"].response_ids == tokens["bob"].response_ids  # one answer, of the base
-            scored = asyncio.run(_scores(deployment.config, tokens["ann"], {"base": 0, **_numbers(versions)}))
+            scored = asyncio.run(_scores(running, tokens["ann"], {"base": 0, **_numbers(versions)}))
             assert sum(scored["ann"]) > sum(scored["base"]) + 0.05
             assert sum(scored["bob"]) < sum(scored["base"]) - 0.05
             for name, version in versions.items():
@@ -76,7 +80,7 @@ def _numbers(versions: dict[str, PolicyVersion]) -> dict[str, int]:
     return {name: version.version for name, version in versions.items()}
 
 
-async def _scores(config: Any, tokens: TokenRecord, versions: dict[str, int]) -> dict[str, tuple[float, ...]]:
+async def _scores(config: Config, tokens: TokenRecord, versions: dict[str, int]) -> dict[str, tuple[float, ...]]:
     """What the running engine says of these tokens under each version."""
     engine = engine_of(config)
     ids, start = (*tokens.prompt_ids, *tokens.response_ids), len(tokens.prompt_ids)
