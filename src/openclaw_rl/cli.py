@@ -143,7 +143,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from openclaw_rl.evaluation.demo_options import DemoOptions, demo_config
 
     sizes = ("interactions", "held_out", "temperature", "max_tokens", "threads")
-    names = ("preference", "seed", *sizes, "report", "plot", "run_dir")
+    names = ("preference", "form_only", "seed", *sizes, "report", "plot", "run_dir")
     given = {name: value for name in names if (value := getattr(parsed, name)) is not None}
     if parsed.dry_run:
         given.setdefault("run_dir", Path("demo-run"))  # a real run makes a new directory below it
@@ -246,6 +246,12 @@ def _add_demo(commands: Any) -> None:
     parser = _command(commands, "demo", run_demo, "watch it learn a preference from a simulated user")
     methods = [method.value for method in Method]
     parser.add_argument("--preference", help="what the simulated user likes: terse (default), warm")
+    parser.add_argument(
+        "--form-only",
+        action="store_true",
+        default=None,
+        help="the user minds the form of an answer only, not what it says: what the gate is for",
+    )
     parser.add_argument("--method", choices=methods, default=Method.COMBINE.value, help="combine, binary_rl or opd")
     parser.add_argument("--interactions", type=int, help="how many requests the user makes (48)")
     parser.add_argument("--held-out", type=int, help="how many held-out questions are asked")

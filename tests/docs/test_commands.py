@@ -112,6 +112,9 @@ COMMANDS: dict[str, Entry] = {
     'make demo ARGS="--method binary_rl --seed 1 --report demo-report.json"': dry(
         "openclaw-rl demo --method binary_rl --seed 1 --report demo-report.json", 'method = "binary_rl"', "seed = 1"
     ),
+    'make demo ARGS="--form-only --interactions 80 --set training.loss.kl_coef=0"': dry(
+        "openclaw-rl demo --form-only --interactions 80 --set training.loss.kl_coef=0", "kl_coef = 0"
+    ),
     "source .venv/bin/activate": Run(
         prints=("/bin/openclaw-rl",),
         as_command="PATH=/usr/bin:/bin; source .venv/bin/activate && command -v openclaw-rl",
