@@ -196,6 +196,7 @@ class TrainingConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 1
     """CPU threads of the trainer; 0: all."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
+    """How far the trainer stays behind the other loops on the CPU."""
     lease_s: Positive = 900.0
     publish_timeout_s: Positive = 60.0
     seed: int = 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 
@@ -16,7 +15,7 @@ from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience, StoppedInOutage
-from openclaw_rl.supervision.process import LoopReporter, ending_at_once
+from openclaw_rl.supervision.process import LoopReporter, ending_at_once, give_way
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
 from openclaw_rl.training.plain_answers import plain_answers
 from openclaw_rl.training.publish import PUBLISH, EnginePublisher
@@ -93,4 +92,4 @@ def _be_polite(threads: int, niceness: int) -> None:
     """Leave the machine to whoever is talking to the policy."""
     if threads:
         torch.set_num_threads(threads)
-    os.nice(niceness)
+    give_way(niceness)
