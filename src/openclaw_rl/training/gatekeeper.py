@@ -6,7 +6,7 @@ All is read by the trainer's one scorer, with the adapter as the step left it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -49,6 +49,16 @@ class Gatekeeper:
         self._context_length = context_length
         self._told_base: float | None = None
         self._readings_of_base = 0
+
+    def state(self) -> dict[str, float]:
+        """What it remembers from step to step: a step after a restart must be judged as one without."""
+        remembered = {} if self._told_base is None else {"told_base": self._told_base}
+        return {**remembered, "readings_of_base": float(self._readings_of_base)}
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Remember what `state` said; nothing where it is empty."""
+        self._told_base = state.get("told_base")
+        self._readings_of_base = int(state.get("readings_of_base", 0))
 
     def read(
         self,
