@@ -61,7 +61,7 @@ def made_samples(config: Config, count: int) -> list[Sample]:
         prompt = tuple(renderer.render((question,), ()))
         response = tuple(renderer.render((question, answer), (), generation_prompt=False))[len(prompt) :]
         sequence = TokenSequence(prompt_ids=prompt, response_ids=response, start=0)
-        logprobs = tuple(scorer.score(sequence, Mode.REFERENCE).logprobs.tolist())
+        logprobs = tuple(scorer.score(sequence, Mode.TEACHER).logprobs.tolist())
         hints = tuple(HINTS[(number + place) % len(HINTS)] for place in range(number % 3))
         samples.append(
             Sample(

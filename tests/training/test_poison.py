@@ -204,7 +204,7 @@ def kl_to_base(loop: TrainingLoop) -> float:
     return float(torch.cat(found).mean())
 
 
-@pytest.mark.parametrize("hint", ["\ufffd\x00" * 20, "zqxj " * 12, SAME])
+@pytest.mark.parametrize("hint", ["\ufffd\x00" * 20, "zqxj " * 12, SAME], ids=["no text", "no words", "no change"])
 def test_a_hint_of_garbage_moves_nothing_out_of_bounds(tmp_path: Path, store: Store, hint: str) -> None:
     trainer = tiny_trainer()
     for number in range(6):
