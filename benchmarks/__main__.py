@@ -13,14 +13,22 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from benchmarks import gateway, hints, memory, serving, training
+from benchmarks import gateway, hints, memory, poison, resume, serving, training
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark that is named, `serving` without a name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     benchmarks = parser.add_subparsers(dest="benchmark")
-    modules = {"gateway": gateway, "hints": hints, "memory": memory, "serving": serving, "training": training}
+    modules = {
+        "gateway": gateway,
+        "hints": hints,
+        "memory": memory,
+        "poison": poison,
+        "resume": resume,
+        "serving": serving,
+        "training": training,
+    }
     for name, module in modules.items():
         added = benchmarks.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])
         module.add_arguments(added)

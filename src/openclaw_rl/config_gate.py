@@ -25,6 +25,9 @@ class GateConfig(Section):
     max_nats_below_told_base: Positive = 0.7
     """How much less likely such answers may be, per token, than the base's own, both under the base that is told
     what the hints say."""
+    max_nats_below_base: Positive = 1.5
+    """The same where nobody hinted at anything yet, or ever: under the base as it is. A wish that is known by scores
+    alone makes answers less likely, too, so there is more room."""
     max_repetition: Fraction = 0.6
     """The share of 4-grams in such answers that were there before."""
     max_probe_drop: Positive = 2.0

@@ -48,6 +48,25 @@ def test_a_restarted_trainer_gets_its_predecessors_claims_at_once(store: Store) 
     assert len(store.samples.claim(2, lease_s=900.0)) == 2
 
 
+def test_samples_of_one_moment_are_claimed_in_the_order_of_their_ids(store: Store) -> None:
+    for turn_id in ("t3", "t1", "t2"):
+        to_sample(store, turn_id)
+    assert len({sample.created_at for sample in store.samples.claim(3, 60.0)}) == 1
+    store.samples.release_claims()
+    assert [sample.turn_id for sample in store.samples.claim(2, 60.0)] == ["t1", "t2"]
+
+
+def test_a_dead_trainers_batch_is_taken_up_as_it_was(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    assert store.samples.take_up_claims(60.0) == []
+    held = store.samples.claim(2, lease_s=0.01)
+    to_sample(store, "t0")
+    time.sleep(0.05)
+    assert store.samples.take_up_claims(60.0) == held
+    assert [sample.turn_id for sample in store.samples.claim(9, 60.0)] == ["t0"]
+    assert "sample_leases_expired" not in store.status.counts().counters
+
+
 def test_a_step_is_committed_whole_and_repeating_it_changes_nothing(store: Store) -> None:
     to_sample(store, "t1", "t2")
     store.samples.claim(2, 60.0)

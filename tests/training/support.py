@@ -60,6 +60,7 @@ def tiny_config(loss: dict[str, Any] | None = None, **values: Any) -> TrainingCo
         "lr": 1e-2,
         "loss": LossConfig(**(loss or {})),
         "niceness": 0,
+        "gate": {"probes": 0},  # a random policy has no language: what is read of it is for tests of the gate
     }
     return TrainingConfig(**{**defaults, **values})
 

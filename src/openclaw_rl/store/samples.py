@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -28,9 +29,12 @@ from openclaw_rl.types import (
     StepRecord,
     TokenRecord,
     TurnState,
+    UnsoundSample,
     VersionState,
     check_transition,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,24 +105,43 @@ class SampleStore:
             return len(stale)
 
     def claim(self, size: int, lease_s: float) -> list[Sample]:
-        """Claim up to `size` ready samples, the oldest first, under a lease."""
+        """Claim up to `size` ready samples, the oldest first (of one moment: by id), under a lease.
+
+        A sample whose row holds what nobody can train is rejected for it, and is not among them.
+        """
         now = time.time()
         with self._database.write() as connection:
             _return_expired_leases(connection, now)
             query = (
                 select(samples.c.turn_id)
                 .where(samples.c.state == SampleState.READY.value)
-                .order_by(samples.c.created_at)
+                .order_by(samples.c.created_at, samples.c.turn_id)
                 .limit(size)
             )
             claimed = list(connection.execute(query).scalars())
             if not claimed:
                 return []
             move_samples(connection, claimed, SampleState.CLAIMED, lease_until=now + lease_s)
-            return _load(connection, claimed)
+            return _load_sound(connection, claimed)
+
+    def take_up_claims(self, lease_s: float) -> list[Sample]:
+        """What is claimed already, under a new lease: for the one trainer, from a predecessor that was killed.
+
+        The batch is the same whatever has come in since, so that a death changes nothing about what is learned from.
+        """
+        held = select(samples.c.turn_id).where(samples.c.state == SampleState.CLAIMED.value)
+        with self._database.read() as connection:
+            if connection.execute(held.limit(1)).first() is None:
+                return []
+        with self._database.write() as connection:
+            claimed = list(connection.execute(held).scalars())
+            connection.execute(
+                update(samples).where(samples.c.turn_id.in_(claimed)).values(lease_until=time.time() + lease_s)
+            )
+            return _load_sound(connection, claimed)
 
     def release_claims(self) -> int:
-        """Give back every claimed sample: for the one trainer, when it starts after a predecessor's death."""
+        """Give back every claimed sample: for the one trainer, when it stops or a step is undone."""
         with self._database.write() as connection:
             return _return_expired_leases(connection, float("inf"))
 
@@ -178,7 +201,7 @@ class SampleStore:
         newest = func.max(samples.c.created_at)
         query = select(samples.c.hint).where(used, samples.c.hint.is_not(None)).group_by(samples.c.hint)
         with self._database.read() as connection:
-            found = connection.execute(query.order_by(newest.desc()).limit(limit)).scalars()
+            found = connection.execute(query.order_by(newest.desc(), samples.c.hint).limit(limit)).scalars()
             return list(found)[::-1]
 
     def accepted_answers(self, limit: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -187,7 +210,7 @@ class SampleStore:
             select(turns.c.prompt_ids, turns.c.response_ids)
             .join(samples, samples.c.turn_id == turns.c.turn_id)
             .where(samples.c.state == SampleState.TRAINED.value, samples.c.reward > 0)
-            .order_by(samples.c.created_at.desc())
+            .order_by(samples.c.created_at.desc(), samples.c.turn_id)
             .limit(limit)
         )
         with self._database.read() as connection:
@@ -229,15 +252,25 @@ def _return_expired_leases(connection: Connection, now: float) -> int:
     return len(returned)
 
 
-def _load(connection: Connection, turn_ids: Sequence[str]) -> list[Sample]:
+def _load_sound(connection: Connection, turn_ids: Sequence[str]) -> list[Sample]:
+    """The claimed samples, in the order of claims; one that is unsound is rejected: it would come again for ever."""
     query = (
         select(samples, turns, requests.c.messages, requests.c.tools)
         .join(turns, turns.c.turn_id == samples.c.turn_id)
         .join(requests, requests.c.turn_id == samples.c.turn_id)
         .where(samples.c.turn_id.in_(turn_ids))
-        .order_by(samples.c.created_at)
+        .order_by(samples.c.created_at, samples.c.turn_id)
     )
-    return [_sample_from(connection, row) for row in connection.execute(query).mappings()]
+    sound = []
+    for row in connection.execute(query).mappings().all():
+        try:
+            sound.append(_sample_from(connection, row))
+        except UnsoundSample as error:
+            turn_id = row[samples.c.turn_id]
+            log.error("the sample of turn %s is rejected: %s", turn_id, error)
+            move_samples(connection, [turn_id], SampleState.REJECTED, reason=error.reason, lease_until=None)
+            count(connection, "samples_unusable")
+    return sound
 
 
 def _sample_from(connection: Connection, row: RowMapping) -> Sample:

@@ -28,11 +28,13 @@ from openclaw_rl.supervision.children import START_ORDER
 from openclaw_rl.supervision.readiness import RecordHealth, ask_gateway
 from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorState, child_config_path, read_state
 from openclaw_rl.supervision.status_judge import JudgeReport, judge_report
-from openclaw_rl.types import LoopName, LoopStatus
+from openclaw_rl.types import LoopName, LoopStatus, VersionState
 
 SILENT_AFTER_S = 10.0
 """A loop whose last word is older than this is said to be silent: loops report at least each 2 s, except inside
 one long tensor operation."""
+REJECTED_SHOWN = 3
+"""Rejected versions that are named."""
 
 
 class Condition(StrEnum):
@@ -86,6 +88,10 @@ class Progress:
     refused: Mapping[str, int] = field(default_factory=dict)
     """Requests refused because they could not be recorded, by reason (`rollout.on_store_failure`)."""
     judge: JudgeReport | None = None
+    samples_rejected: Mapping[str, int] = field(default_factory=dict)
+    """Samples that no step could use, or whose step the gate refused, by reason."""
+    versions_rejected: tuple[tuple[str, str], ...] = ()
+    """The last few versions that never serve, and why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,6 +250,12 @@ def _progress(store: Store, run_dir: Path, now: float) -> Progress:
         broken_chains=counts.counters.get("prompts_breaking_chain", 0),
         not_recorded=_counted(NOT_RECORDED, counts.counters),
         refused=_counted(REFUSED, counts.counters),
+        samples_rejected=_counted("samples_rejected_", counts.counters),
+        versions_rejected=tuple(
+            (version.name, version.reason or "no reason was kept")
+            for version in store.versions.all()
+            if version.state is VersionState.REJECTED
+        )[-REJECTED_SHOWN:],
     )
 
 
@@ -316,10 +328,17 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("version", f"{progress.version} in service"),
         ("last step", last),
     ]
-    # Only where there were any: a healthy deployment has neither.
+    # Only where there were any: a healthy deployment has none of these.
+    rows += [("rejected", words) for words in _rejections(progress)]
     rows += [("unwritten", f"served and not recorded: {_tally(progress.not_recorded)}")] * bool(progress.not_recorded)
     rows += [("refused", f"not recorded, so not served: {_tally(progress.refused)}")] * bool(progress.refused)
     return [f"  {name:<9} {text}" for name, text in rows]
+
+
+def _rejections(progress: Progress) -> list[str]:
+    versions = ", ".join(f"{name} ({reason})" for name, reason in progress.versions_rejected)
+    samples = _tally(progress.samples_rejected)
+    return [f"{what}: {words}" for what, words in (("samples", samples), ("versions, the last", versions)) if words]
 
 
 def _chains(progress: Progress) -> str:

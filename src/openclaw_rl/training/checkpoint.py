@@ -2,7 +2,8 @@
 
     step-000012/
       adapter/           a plain PEFT directory with a manifest of its own: what engines and Transformers load
-      trainer_state.pt   optimiser, random numbers, counters, averages of rewards, configuration, samples trained
+      trainer_state.pt   optimiser, random numbers, counters, averages of rewards, configuration, samples trained,
+                         what the gate remembers
       manifest.json      checksums of everything above
 
 Which one to resume from is never guessed from the disk: the store's last committed step names it.
@@ -60,6 +61,7 @@ def save_checkpoint(trainer: Trainer, root: Path) -> Path:
             "rng": state.rng,
             "trained": list(state.trained),
             "teacher": state.teacher,
+            "gate": state.gate,
             "config": trainer.config.model_dump_json(),
         },
         temporary / STATE_FILE,
@@ -88,6 +90,7 @@ def load_checkpoint(path: Path) -> TrainerState:
         rng=saved["rng"],
         trained=tuple(saved["trained"]),
         teacher=saved.get("teacher"),  # checkpoints of before there was one have none
+        gate=saved.get("gate", {}),  # nor this
     )
 
 

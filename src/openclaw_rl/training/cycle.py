@@ -119,16 +119,15 @@ class TrainingLoop:
             log.warning("claimed samples were not given back (%s)", type(error).__name__)
 
     def resume(self) -> None:
-        """Be where the last committed step left off; what a dead predecessor held is free again."""
+        """Be where the last committed step left off; the batch that a dead predecessor held is the next one."""
         self._reporter.working("resuming")
-        released = self._store.samples.release_claims()
         steps = self._store.samples.steps()
         last = steps[-1].step if steps else 0
         removed = self._discard_after(last)
         begin(self._config, self._store, self._trainer)
         self._restore()
         self._log_metrics()
-        log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
+        log.info("at step %d; %d leftovers removed", last, len(removed))
 
     def _discard_after(self, last_step: int) -> list[str]:
         return discard_uncommitted(self._config.checkpoints_dir, last_step, self._store.turns.any_known)
@@ -145,6 +144,7 @@ class TrainingLoop:
         outcome = self._step(samples)
         if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
+            self._store.status.count("steps_refused")
         elif self._commit(samples, outcome) and self._publish_candidates():
             self._follow_service()
             self._prune()
@@ -221,7 +221,8 @@ class TrainingLoop:
         """The samples of the next batch, those that this model cannot train taken out; none if it is not due."""
         ready = self._store.samples.ready()
         decision = batch_due(ready.count, ready.oldest_created_at, time.time(), self._config.rollout)
-        if not decision.due:
+        claims = self._store.samples.take_up_claims(self._config.training.lease_s)
+        if not decision.due and not claims:
             self._reporter.waiting(f"a batch: {decision.why}", ready=ready.count)
             return []
         closed = closed_because(
@@ -233,12 +234,13 @@ class TrainingLoop:
             self._reporter.waiting(closed, ready=ready.count)
             return []
         usable = []
-        for sample in self._store.samples.claim(decision.size, self._config.training.lease_s):
+        for sample in claims or self._store.samples.claim(decision.size, self._config.training.lease_s):
             reason = self._trainer.unusable(sample)
             if reason is None:
                 usable.append(sample)
             else:
                 self._reject([sample], reason)
+                self._store.status.count("samples_unusable")
         return usable
 
     def _step(self, samples: list[Sample]) -> StepOutcome:
@@ -267,7 +269,6 @@ class TrainingLoop:
 
     def _reject(self, samples: list[Sample], reason: str) -> None:
         self._store.samples.reject([sample.turn_id for sample in samples], reason=reason)
-        self._store.status.count("steps_refused" if len(samples) > 1 else "samples_unusable")
 
     def _commit(self, samples: list[Sample], outcome: StepOutcome) -> bool:
         """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.extensions import load_attribute
 from openclaw_rl.training.gate import Readings, verdict
@@ -33,9 +35,11 @@ def evaluated(outcome: StepOutcome, evaluate: Evaluation, adapter: Path, config:
     """The outcome with what the evaluation gave, refused where that is too little.
 
     An evaluation that raises ends the trainer's process, which starts again and makes the step anew: a version that
-    could not be evaluated must not serve, and is no worse for it.
+    could not be evaluated must not serve, and is no worse for it. Random numbers that it draws are not the trainer's:
+    the checkpoint was written before it, and a trainer that goes on is where one would be that began from there.
     """
-    value = float(evaluate(adapter))
+    with torch.random.fork_rng(devices=[]):
+        value = float(evaluate(adapter))
     readings = Readings(loss=None, weights_finite=True, evaluation=value)
     return dataclasses.replace(
         outcome,

@@ -64,7 +64,7 @@ class TrainerState:
 
     `step` counts committed steps, and is also the version of the adapter that they made. `averages`: the moving
     averages of rewards, by the key that each belongs to. `teacher` is what the teacher keeps of its own (an
-    average), None where that is nothing.
+    average), None where that is nothing. `gate` is what the gatekeeper remembers from step to step.
     """
 
     step: int
@@ -74,6 +74,7 @@ class TrainerState:
     rng: Tensor
     trained: tuple[str, ...] = field(default=())
     teacher: dict[str, Tensor] | None = None
+    gate: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
@@ -149,6 +150,7 @@ class Trainer:
             rng=torch.get_rng_state(),
             trained=self._trained,
             teacher=self.teacher.state(),
+            gate=self._gatekeeper.state(),
         )
 
     def restore(self, state: TrainerState, *, weights_version: int | None = None) -> None:
@@ -171,6 +173,7 @@ class Trainer:
         self.step_number, self.averages, self._trained = state.step, dict(state.averages), state.trained
         self.weights_version = state.step if weights_version is None else weights_version
         self.teacher.restore(state.teacher, state.adapter)
+        self._gatekeeper.restore(state.gate)
 
     def _optimizer_settings(self) -> dict[str, Any]:
         config = self.config
