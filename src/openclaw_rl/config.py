@@ -17,6 +17,7 @@ from openclaw_rl.config_engine import EngineConfig as EngineConfig
 from openclaw_rl.config_gate import GateConfig as GateConfig
 from openclaw_rl.config_judge import JudgeConfig as JudgeConfig
 from openclaw_rl.config_judge import SignalWeights as SignalWeights
+from openclaw_rl.config_tasks import TaskSettings
 from openclaw_rl.config_teacher import TeacherConfig as TeacherConfig
 from openclaw_rl.config_training import LossConfig as LossConfig
 from openclaw_rl.config_window import WindowConfig
@@ -104,8 +105,8 @@ class SideRule(Section):
     """Tried at the start of the text."""
 
 
-class RolloutConfig(Section):
-    """Sessions, next states, samples and when a batch is due."""
+class RolloutConfig(TaskSettings):
+    """Sessions, next states, samples, when a batch is due, and rollouts of tasks."""
 
     batch_size: Count = 8
     """Samples in one training step (`--rollout-batch-size`)."""
@@ -286,6 +287,9 @@ class Config(Section):
             raise ValueError("training.loss.w_retry needs rollout.accepted_retry = true")
         if self.rollout.accepted_retry and not loss.w_retry:
             raise ValueError("rollout.accepted_retry needs training.loss.w_retry above 0")
+        keys = self.serving.api_keys
+        if self.rollout.makes_rollouts and keys and not any(key.train for key in keys):
+            raise ValueError("rollout.tasks needs one of serving.api_keys with train = true: nothing else is trained")
         if loss.normalise == "batch" and self.rollout.batch_size < 2:
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         if self.judge.hint_selection == "overlap" and not loss.opd_top_k:

@@ -177,7 +177,8 @@ def _headline(run_dir: Path, state: SupervisorState | None, now: float) -> str:
 
 
 def _loops(state: SupervisorState, said: Mapping[LoopName, LoopStatus], now: float) -> list[LoopReport]:
-    return [assess(loop, state.children.get(loop.value), said.get(loop), now) for loop in START_ORDER]
+    loops = [*START_ORDER, *([LoopName.DRIVER] if LoopName.DRIVER.value in state.children else [])]
+    return [assess(loop, state.children.get(loop.value), said.get(loop), now) for loop in loops]
 
 
 def assess(loop: LoopName, child: ChildState | None, said: LoopStatus | None, now: float) -> LoopReport:
