@@ -189,9 +189,13 @@ class TrainingConfig(Section):
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] = "auto"
     """`auto`: from the last step of this run directory. Or the directory of a checkpoint (step-000012) of
     another run, from which a new run directory begins."""
-    log: tuple[Literal["jsonl", "tensorboard"], ...] = ("jsonl",)
-    """Files with the metrics of each step: `metrics.jsonl`, and events for TensorBoard in `tensorboard`, both in the
-    run directory."""
+    log: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
+    """Where the metrics of each step go: `metrics.jsonl`, events for TensorBoard in `tensorboard`, both in the run
+    directory; a Weights & Biases run, which needs `pip install 'openclaw-rl[wandb]'`."""
+    wandb_project: Annotated[str, Field(min_length=1)] = "openclaw-rl"
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """`offline`: files in `wandb` in the run directory, for `wandb sync`; nothing is sent. `online`: to the account
+    that the package is logged in to."""
     threads: Annotated[int, Field(ge=0)] = 1
     """CPU threads of the trainer; 0: all."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
@@ -209,6 +213,14 @@ class TrainingConfig(Section):
         if not any(used.values()):
             names = " and ".join(f"training.loss.{name}" for name in used)
             raise ValueError(f"training.method = {self.method} learns nothing with {names} = 0")
+        return self
+
+    @model_validator(mode="after")
+    def _wandb_is_used(self) -> TrainingConfig:
+        fields = type(self).model_fields
+        for name in ("wandb_project", "wandb_mode"):
+            if "wandb" not in self.log and getattr(self, name) != fields[name].default:
+                raise ValueError(f"training.{name} does nothing: training.log does not name wandb")
         return self
 
     @model_validator(mode="after")
