@@ -24,7 +24,7 @@ async def rollout(tasks: Sequence[Task], generate: GenerateFunction, runner: Run
 
 
 def shaped(rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
-    """The same rollouts; a reward is what it was, less the cost of the answers that it took more than the shortest."""
+    """The same rollouts; a reward is what it was, less what the answers beyond the shortest's cost."""
     lengths = [len(one.turn_ids) for one in rollouts if one.reward is not None]
     spread = max(lengths, default=0) - min(lengths, default=0)
     if not spread:

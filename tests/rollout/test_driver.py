@@ -1,4 +1,4 @@
-"""The driver over a real gateway: groups reach the trainer whole, failures are counted, a kill costs nothing twice."""
+"""The driver over a real gateway: groups reach the trainer whole, failures are counted, kills are survived."""
 
 from __future__ import annotations
 
@@ -144,13 +144,12 @@ def test_a_batch_holds_whole_groups(tmp_path: Path) -> None:
 
 
 def test_nothing_is_trained_before_its_group_is_complete(tmp_path: Path) -> None:
-    complete = asyncio.Event()
+    complete = threading.Event()
 
     async def the_last_waits(task: Task, number: int, policy: Policy) -> RolloutResult:
         await policy.chat(task.messages)
         if number == 3:
-            while not complete.is_set():
-                await asyncio.sleep(0.01)
+            await asyncio.to_thread(complete.wait, 20)
         return RolloutResult(reward=REWARDS[number])
 
     with gateway(tmp_path) as living, driving(living, numbered(the_last_waits), tasks=TASKS[:1]):

@@ -21,10 +21,10 @@ def test_a_line_is_a_prompt_or_messages(tmp_path: Path) -> None:
     file.write_text(
         '{"id": "a", "prompt": "Hi"}\n\n{"messages": [{"role": "system", "content": "s"}], "metadata": {"x": 1}}\n'
     )
-    first, second = read_tasks(file)
+    first, other = read_tasks(file)
     assert (first.task_id, first.messages) == ("a", ({"role": "user", "content": "Hi"},))
-    assert second.task_id == second.digest[:16]
-    assert second.metadata == {"x": 1}
+    assert other.task_id == other.digest[:16]
+    assert other.metadata == {"x": 1}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Metrics of committed steps to Weights & Biases, for those who have the package: `training.log` names `wandb`.
 
 A small file in the run directory says which run it is and how far it has come, and is brought up to date *before* a
-step is logged: so no step is there twice, whatever is killed. A kill in that moment costs W&B that one step; the store,
-and the files beside it, have them all.
+step is logged: so no step is there twice, whatever is killed. A kill in that moment costs W&B that one step; the
+store, and the files beside it, have them all.
 """
 
 from __future__ import annotations
