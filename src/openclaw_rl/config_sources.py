@@ -79,6 +79,8 @@ KNOWN_ELSEWHERE: Mapping[str, str] = {
     "ppo.max_new_tokens": "here it is serving.default_max_tokens",
     "prm.judge_samples": "here it is judge.votes",
     "prm.score_range": "here it is judge.score_range",
+    "slime.rollout_function_path": "here it is rollout.rollout_function_path",
+    "slime.custom_generate_function_path": "here it is rollout.custom_generate_function_path",
     "slime.custom_rm_path": "here it is judge.custom_rm_path, with judge.kind = custom",
     "server.api_port": "here it is serving.port",
 }

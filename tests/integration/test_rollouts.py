@@ -1,4 +1,4 @@
-"""A deployment with tasks and no users: the driver makes groups, the trainer trains them whole, a kill costs nothing."""
+"""A deployment with tasks and no users: groups are made, trained whole, and a kill costs nothing."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_rollout_functions(tmp_path: Path) -> None:
         ({"tasks": "t.jsonl"}, "custom_generate_function_path"),
         ({"custom_generate_function_path": "a:b"}, "needs rollout.tasks"),
         ({"passes": 2}, "rollout.passes does nothing"),
-        ({"reward_range": [1, 0]}, "lower of two"),
+        ({"rollout_function_path": "a:b", "reward_range": [1, 0]}, "lower of two"),
     ],
 )
 def test_settings_that_cannot_be_honoured(rollout: dict[str, object], said: str) -> None:

@@ -134,9 +134,10 @@ class Driver:
             counts = await asyncio.to_thread(self._store.rollouts.counts)
             said = " ".join(f"{name} {number}" for name, number in sorted(counts.rollouts.items())) or "none yet"
             groups = sum(number for name, number in counts.groups.items() if name != "open")
-            details = {**runner.details(), "rollouts": dict(counts.rollouts), "groups": dict(counts.groups)}
+            wanted = len(self._tasks) * self._config.rollout.passes
+            details = {**runner.details(), "groups_wanted": wanted or None}
             wait = gateway.waiting_for or runner.waiting_for
-            of = f" of {len(self._tasks) * self._config.rollout.passes}" if self._tasks else ""
+            of = f" of {wanted}" if wanted else ""
             progress = f"{groups}{of} groups done, rollouts: {said}"
             if self._done:
                 await asyncio.to_thread(self._reporter.waiting, f"nothing more: {progress}", **details)

@@ -156,8 +156,8 @@ STEPS: Mapping[str, Step] = {
     "taking feedback": take_feedback,
     "taking signals": take_signals,
     "ending idle sessions": end_idle_sessions,
-    "closing unanswered turns": close_unanswered,
     "closing rollouts without a signal": close_signalless_rollouts,
+    "closing unanswered turns": close_unanswered,
     "settling judged turns": settle_judged,
     "keeping one turn of silent sessions": keep_at_least_one,
 }

@@ -118,7 +118,10 @@ class TurnStore(ServedTurns):
                 add_signal(connection, SignalKind.ABANDONED, turn_id, None, time.time())
 
     def awaiting_in_ended_sessions(self, *, limit: int = 256) -> list[str]:
-        """Turns that wait in a session that has ended, and that have no child that brings a next state."""
+        """Turns that wait in a session that has ended, and that have no child that brings a next state.
+
+        Not those of a rollout whose group is not released: the reward comes after the end.
+        """
         bringer = select(requests.c.turn_id).where(
             requests.c.parent_turn_id == turns.c.turn_id, requests.c.brings_feedback
         )
@@ -129,6 +132,7 @@ class TurnStore(ServedTurns):
                 turns.c.state == TurnState.AWAITING_NEXT_STATE.value,
                 sessions.c.ended_at.is_not(None),
                 ~bringer.exists(),
+                ~held(),
             )
             .limit(limit)
         )
