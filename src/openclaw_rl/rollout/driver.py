@@ -19,7 +19,9 @@ from openclaw_rl.rollout.policy_client import Gateway
 from openclaw_rl.rollout.runner import RolloutRunner
 from openclaw_rl.rollout.tasks import read_tasks
 from openclaw_rl.store import Store
-from openclaw_rl.store.outage import STORE_ERRORS, Patience
+from openclaw_rl.store.outage import STORE_ERRORS, Patience, outage_of
+from openclaw_rl.store.rollouts import RolloutCounts
+from openclaw_rl.supervision.bars import rollout_words
 from openclaw_rl.supervision.ports import base_url
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import LoopName
@@ -131,21 +133,24 @@ class Driver:
     async def _tell(self, runner: RolloutRunner, gateway: Gateway) -> None:
         """The heartbeat. It stops where the user's code blocks the event loop, and `status` then says so."""
         while True:
-            counts = await asyncio.to_thread(self._store.rollouts.counts)
-            said = " ".join(f"{name} {number}" for name, number in sorted(counts.rollouts.items())) or "none yet"
-            groups = sum(number for name, number in counts.groups.items() if name != "open")
-            wanted = len(self._tasks) * self._config.rollout.passes
-            details = {**runner.details(), "groups_wanted": wanted or None}
-            wait = gateway.waiting_for or runner.waiting_for
-            of = f" of {wanted}" if wanted else ""
-            progress = f"{groups}{of} groups done, rollouts: {said}"
-            if self._done:
-                await asyncio.to_thread(self._reporter.waiting, f"nothing more: {progress}", **details)
-            elif wait is not None:
-                await asyncio.to_thread(self._reporter.waiting, f"{wait}; {progress}", **details)
+            try:
+                counts = await asyncio.to_thread(self._store.rollouts.counts)
+            except STORE_ERRORS as error:
+                if outage_of(error) is None:
+                    raise
             else:
-                await asyncio.to_thread(self._reporter.working, f"making rollouts: {progress}", **details)
+                await asyncio.to_thread(self._say, counts, runner, gateway)
             await asyncio.sleep(HEARTBEAT_S)
+
+    def _say(self, counts: RolloutCounts, runner: RolloutRunner, gateway: Gateway) -> None:
+        wanted = len(self._tasks) * self._config.rollout.passes or None
+        details = {**runner.details(), "groups_wanted": wanted}
+        progress = rollout_words(counts.rollouts, counts.groups, wanted, drawn=False)
+        wait = "nothing more" if self._done else gateway.waiting_for or runner.waiting_for
+        if wait is None:
+            self._reporter.working(f"making rollouts: {progress}", **details)
+        else:
+            self._reporter.waiting(f"{wait}; {progress}", **details)
 
 
 def _key(keys: Sequence[ApiKey]) -> str | None:

@@ -20,10 +20,16 @@ def bar(done: int, total: int, width: int = WIDTH) -> str:
     return FULL * filled + EMPTY * (width - filled)
 
 
-def rollout_words(rollouts: Mapping[str, int], groups: Mapping[str, int], groups_wanted: int | None) -> str:
-    """How far the driver has come: closed groups of those that the tasks ask for (None: nobody knows how many)."""
+def rollout_words(
+    rollouts: Mapping[str, int], groups: Mapping[str, int], groups_wanted: int | None, *, drawn: bool = True
+) -> str:
+    """How far the driver has come: closed groups of those that the tasks ask for (None: nobody knows how many).
+
+    `drawn`: with a bar.
+    """
     closed = sum(number for state, number in groups.items() if state != "open")
     dropped = f", {groups['dropped']} of them dropped" if groups.get("dropped") else ""
     made = ", ".join(f"{state} {number}" for state, number in sorted(rollouts.items())) or "none yet"
-    head = f"{bar(closed, groups_wanted)}  {closed} of {groups_wanted}" if groups_wanted else str(closed)
-    return f"{head} groups done{dropped}; rollouts: {made}"
+    of = f" of {groups_wanted}" if groups_wanted else ""
+    picture = f"{bar(closed, groups_wanted)}  " if groups_wanted and drawn else ""
+    return f"{picture}{closed}{of} groups done{dropped}; rollouts: {made}"
