@@ -17,6 +17,7 @@ from openclaw_rl.config_engine import EngineConfig as EngineConfig
 from openclaw_rl.config_gate import GateConfig as GateConfig
 from openclaw_rl.config_judge import JudgeConfig as JudgeConfig
 from openclaw_rl.config_judge import SignalWeights as SignalWeights
+from openclaw_rl.config_tasks import TaskSettings
 from openclaw_rl.config_teacher import TeacherConfig as TeacherConfig
 from openclaw_rl.config_training import LossConfig as LossConfig
 from openclaw_rl.config_window import WindowConfig
@@ -106,8 +107,8 @@ class SideRule(Section):
     """Tried at the start of the text."""
 
 
-class RolloutConfig(Section):
-    """Sessions, next states, samples and when a batch is due."""
+class RolloutConfig(TaskSettings):
+    """Sessions, next states, samples, when a batch is due, and rollouts of tasks."""
 
     batch_size: Count = 8
     """Samples in one training step (`--rollout-batch-size`)."""
@@ -190,9 +191,13 @@ class TrainingConfig(Section):
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] = "auto"
     """`auto`: from the last step of this run directory. Or the directory of a checkpoint (step-000012) of
     another run, from which a new run directory begins."""
-    log: tuple[Literal["jsonl", "tensorboard"], ...] = ("jsonl",)
-    """Files with the metrics of each step: `metrics.jsonl`, and events for TensorBoard in `tensorboard`, both in the
-    run directory."""
+    log: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
+    """Where the metrics of each step go: `metrics.jsonl`, events for TensorBoard in `tensorboard`, both in the run
+    directory; a Weights & Biases run, which needs `pip install 'openclaw-rl[wandb]'`."""
+    wandb_project: Annotated[str, Field(min_length=1)] = "openclaw-rl"
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """`offline`: files in `wandb` in the run directory, for `wandb sync`; nothing is sent. `online`: to the account
+    that the package is logged in to."""
     threads: Annotated[int, Field(ge=0)] = 1
     """CPU threads of the trainer; 0: all."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
@@ -211,6 +216,14 @@ class TrainingConfig(Section):
         if not any(used.values()):
             names = " and ".join(f"training.loss.{name}" for name in used)
             raise ValueError(f"training.method = {self.method} learns nothing with {names} = 0")
+        return self
+
+    @model_validator(mode="after")
+    def _wandb_is_used(self) -> TrainingConfig:
+        fields = type(self).model_fields
+        for name in ("wandb_project", "wandb_mode"):
+            if "wandb" not in self.log and getattr(self, name) != fields[name].default:
+                raise ValueError(f"training.{name} does nothing: training.log does not name wandb")
         return self
 
     @model_validator(mode="after")
@@ -289,6 +302,9 @@ class Config(Section):
             raise ValueError("training.loss.w_retry needs rollout.accepted_retry = true")
         if self.rollout.accepted_retry and not loss.w_retry:
             raise ValueError("rollout.accepted_retry needs training.loss.w_retry above 0")
+        keys = self.serving.api_keys
+        if self.rollout.makes_rollouts and keys and not any(key.train for key in keys):
+            raise ValueError("rollout.tasks needs one of serving.api_keys with train = true: nothing else is trained")
         if loss.normalise == "batch" and self.rollout.batch_size < 2:
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         if self.judge.hint_selection == "overlap" and not loss.opd_top_k:

@@ -54,6 +54,9 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--save-interval": "training.save_interval",
     "--resume-from-checkpoint": "training.resume_from_checkpoint",
     "--rollout-batch-size": "rollout.batch_size",
+    "--num-rollouts-per-prompt": "rollout.rollouts_per_task",
+    "--rollout-function-path": "rollout.rollout_function_path",
+    "--custom-generate-function-path": "rollout.custom_generate_function_path",
     "--majority-vote-n": "judge.votes",
     "--majority-vote-threshold": "judge.vote_threshold",
     "--num-judge-workers": "judge.workers",
@@ -66,11 +69,8 @@ FLAG_ALIASES: Mapping[str, str] = {
 
 KNOWN_ELSEWHERE: Mapping[str, str] = {
     "--use-lora": "LoRA is always on here; set its size with --lora-rank",
-    "--use-wandb": "metrics go to files, see training.log; openclaw-rl plot draws them",
-    "--num-rollouts-per-prompt": "one rollout per prompt is all that live traffic gives; there is no such option yet",
+    "--use-wandb": "here it is --training.log wandb; openclaw-rl plot draws metrics without it",
     "--offload-optimizer-state": "there is no such option yet; a LoRA optimiser's state is small",
-    "--rollout-function-path": "there is no such option yet",
-    "--custom-generate-function-path": "there is no such option yet",
     "--advantage-estimator": "here it is training.loss.baseline and training.loss.normalise (grpo: group, group)",
     "ppo.advantage_estimator": "here it is training.loss.baseline and training.loss.normalise (grpo: group, group)",
     "ppo.clip_range": "here it is training.loss.clip_low and training.loss.clip_high",
@@ -79,6 +79,8 @@ KNOWN_ELSEWHERE: Mapping[str, str] = {
     "ppo.max_new_tokens": "here it is serving.default_max_tokens",
     "prm.judge_samples": "here it is judge.votes",
     "prm.score_range": "here it is judge.score_range",
+    "slime.rollout_function_path": "here it is rollout.rollout_function_path",
+    "slime.custom_generate_function_path": "here it is rollout.custom_generate_function_path",
     "slime.custom_rm_path": "here it is judge.custom_rm_path, with judge.kind = custom",
     "server.api_port": "here it is serving.port",
 }

@@ -287,12 +287,15 @@ class Origin:
     `task_id` by all answers of that key's conversations that began with the same messages, `step` counting the
     answers before it. None where the messages were recorded without their hash: the sample is then compared with no
     other.
+
+    In a `rollout` (its name; None elsewhere) both are its group: all answers of the rollouts of one task.
     """
 
     key_id: str
     group_id: str | None
     task_id: str | None
     step: int
+    rollout: str | None = None
 
     def __post_init__(self) -> None:
         if self.step < 0:

@@ -13,11 +13,12 @@ from openclaw_rl.config import Config, LossConfig
 from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.config_sources import from_toml, options, resolve, sections
 from openclaw_rl.judging import classifier, verdict_logits
+from openclaw_rl.supervision.children import START_ORDER
 from openclaw_rl.training.evaluation import evaluated
 from openclaw_rl.training.gate import RULES
 from openclaw_rl.training.gatekeeper import KnownAnswer
 from openclaw_rl.training.metric_names import BY_NAME
-from openclaw_rl.types import JudgementOutcome, LoopName, Method
+from openclaw_rl.types import JudgementOutcome, Method
 from tests.docs.pages import PAGES, ROOT, code_spans, links_of
 from tests.training.support import mixed_samples, tiny_trainer
 
@@ -206,8 +207,8 @@ def test_the_tables_of_the_folders_hold_every_one() -> None:
 
 def test_the_illustrated_status_shows_every_process_in_its_order() -> None:
     shown = section("## Reading `status`")
-    places = [shown.index(f"\n  {loop.value} ") for loop in LoopName]
-    assert len(set(places)) == len(LoopName)
+    places = [shown.index(f"\n  {loop.value} ") for loop in START_ORDER]
+    assert len(set(places)) == len(START_ORDER)
 
 
 # --- these checks, by hand -----------------------------------------------------------------------------------

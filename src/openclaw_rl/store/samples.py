@@ -15,6 +15,7 @@ from openclaw_rl.store.codec import unpack_ids
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.origins import origin_of
+from openclaw_rl.store.rollouts import whole_groups
 from openclaw_rl.store.rows import sampling_from, tokens_from
 from openclaw_rl.store.schema import requests, samples, steps, turns
 from openclaw_rl.store.transitions import move_turn
@@ -76,6 +77,12 @@ class SampleStore:
         with self._database.write() as connection:
             _insert(connection, sample)
 
+    def add_group(self, group: Sequence[Sample]) -> None:
+        """What a group of rollouts taught, in one transaction, so that no batch begins between two of them."""
+        with self._database.write() as connection:
+            for sample in group:
+                _insert(connection, sample)
+
     def add_kept(self, sample: Sample) -> None:
         """An excluded turn becomes a sample after all (`rollout.at_least_one`), in one transaction."""
         with self._database.write() as connection:
@@ -105,9 +112,9 @@ class SampleStore:
             return len(stale)
 
     def claim(self, size: int, lease_s: float) -> list[Sample]:
-        """Claim up to `size` ready samples, the oldest first (of one moment: by id), under a lease.
+        """Claim up to `size` ready samples under a lease, the oldest first (of one moment: by id).
 
-        A sample whose row holds what nobody can train is rejected for it, and is not among them.
+        The rollouts of a group come together, also where that is more. A sample whose row holds what nobody can train is rejected for it, and not among them.
         """
         now = time.time()
         with self._database.write() as connection:
@@ -121,6 +128,7 @@ class SampleStore:
             claimed = list(connection.execute(query).scalars())
             if not claimed:
                 return []
+            claimed = whole_groups(connection, claimed)
             move_samples(connection, claimed, SampleState.CLAIMED, lease_until=now + lease_s)
             return _load_sound(connection, claimed)
 

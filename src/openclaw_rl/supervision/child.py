@@ -27,6 +27,7 @@ MODULES: Mapping[LoopName, str] = {
     LoopName.ROLLOUT: "openclaw_rl.rollout.loop",
     LoopName.JUDGING: "openclaw_rl.judging.loop",
     LoopName.TRAINING: "openclaw_rl.training.loop",
+    LoopName.DRIVER: "openclaw_rl.rollout.driver",
 }
 ENGINE_MODULES: Mapping[str, str] = {
     "embedded": "openclaw_rl.serving.engines.embedded.server",

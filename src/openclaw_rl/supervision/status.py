@@ -24,6 +24,7 @@ from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.migrations import StoreSchemaError
 from openclaw_rl.store.outage import NOT_RECORDED, REFUSED, WORDS, Outage
+from openclaw_rl.supervision.bars import bar, rollout_words
 from openclaw_rl.supervision.children import START_ORDER
 from openclaw_rl.supervision.readiness import RecordHealth, ask_gateway
 from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorState, child_config_path, read_state
@@ -92,6 +93,8 @@ class Progress:
     """Samples that no step could use, or whose step the gate refused, by reason."""
     versions_rejected: tuple[tuple[str, str], ...] = ()
     """The last few versions that never serve, and why."""
+    rollouts: str | None = None
+    """How far the rollouts of tasks have come; None where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,7 +186,8 @@ def _headline(run_dir: Path, state: SupervisorState | None, now: float) -> str:
 
 
 def _loops(state: SupervisorState, said: Mapping[LoopName, LoopStatus], now: float) -> list[LoopReport]:
-    return [assess(loop, state.children.get(loop.value), said.get(loop), now) for loop in START_ORDER]
+    loops = [*START_ORDER, *([LoopName.DRIVER] if LoopName.DRIVER.value in state.children else [])]
+    return [assess(loop, state.children.get(loop.value), said.get(loop), now) for loop in loops]
 
 
 def assess(loop: LoopName, child: ChildState | None, said: LoopStatus | None, now: float) -> LoopReport:
@@ -256,7 +260,17 @@ def _progress(store: Store, run_dir: Path, now: float) -> Progress:
             for version in store.versions.all()
             if version.state is VersionState.REJECTED
         )[-REJECTED_SHOWN:],
+        rollouts=_rollouts(store),
     )
+
+
+def _rollouts(store: Store) -> str | None:
+    counts = store.rollouts.counts()
+    if not counts.groups:
+        return None
+    driver = next((one for one in store.status.loops() if one.loop is LoopName.DRIVER), None)
+    wanted = None if driver is None else driver.details.get("groups_wanted")
+    return rollout_words(counts.rollouts, counts.groups, wanted)
 
 
 def _with_unsaved(progress: Progress, record: RecordHealth) -> Progress:
@@ -324,7 +338,8 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("judged", f"{progress.judgements}, {progress.hints} with a hint"),
         *(("judge", words) for words in (progress.judge.words() if progress.judge is not None else ())),
         ("samples", _tally(progress.samples_by_state) or "none"),
-        ("batch", progress.due),
+        ("batch", f"{bar(progress.samples_ready, progress.batch_size)}  {progress.due}"),
+        *(("rollouts", words) for words in (() if progress.rollouts is None else (progress.rollouts,))),
         ("version", f"{progress.version} in service"),
         ("last step", last),
     ]

@@ -22,12 +22,12 @@ from openclaw_rl.config_render import write_private_json
 from openclaw_rl.config_sources import ConfigError, load_json
 from openclaw_rl.supervision.child import EXIT_CONFIGURATION, EXIT_NO_RESTART, EXIT_USAGE, configure_logging
 from openclaw_rl.supervision.children import (
-    START_ORDER,
     Backoff,
     Child,
     cpu_count,
     loop_command,
     loop_environment,
+    loops_of,
 )
 from openclaw_rl.supervision.ports import base_url, resolve_ports
 from openclaw_rl.supervision.process import TIED_TO_PARENT, die_with_parent, stop_event
@@ -182,7 +182,7 @@ class Supervisor:
                 self._config.logs_dir / f"{loop.value}.log",
                 Backoff(settings.restart_backoff_s, settings.max_backoff_s),
             )
-            for loop in START_ORDER
+            for loop in loops_of(self._config)
         ]
 
     def _start(self) -> None:
