@@ -114,7 +114,8 @@ class SampleStore:
     def claim(self, size: int, lease_s: float) -> list[Sample]:
         """Claim up to `size` ready samples under a lease, the oldest first (of one moment: by id).
 
-        The rollouts of a group come together, also where that is more. A sample whose row holds what nobody can train is rejected for it, and not among them.
+        The rollouts of a group come together, also where that is more. A sample whose row holds what nobody can train
+        is rejected for it, and not among them.
         """
         now = time.time()
         with self._database.write() as connection:
