@@ -150,6 +150,10 @@ class TrainingConfig(Section):
     enabled: bool = True
     """False (`up --eval`): answers are judged and nothing is trained, or kept to be trained."""
     method: Method = Method.COMBINE
+    use_lora: bool = True
+    """True: an adapter over the frozen base learns. False: all weights learn, and each version is a whole model. That
+    takes about six times the model's memory in the trainer, three times it in the engine, and far smaller steps
+    (`lr` about 2e-5)."""
     lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
     custom_loss_function_path: str | None = None
@@ -170,6 +174,9 @@ class TrainingConfig(Section):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.98
+    offload_optimizer_state: bool = False
+    """Between two steps Adam's moments, twice the size of what learns, lie in the host's memory (on a GPU) or in a
+    file in the run directory (on a CPU). Results are the same in every bit."""
     max_grad_norm: Positive = 1.0
     epochs_per_batch: Count = 1
     """Optimiser passes over one batch before it is published."""
@@ -208,6 +215,12 @@ class TrainingConfig(Section):
         if not any(used.values()):
             names = " and ".join(f"training.loss.{name}" for name in used)
             raise ValueError(f"training.method = {self.method} learns nothing with {names} = 0")
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_or_not(self) -> TrainingConfig:
+        if not self.use_lora and self.lora != LoraConfig():
+            raise ValueError("training.lora does nothing with training.use_lora = false: all weights learn")
         return self
 
     @model_validator(mode="after")
@@ -286,6 +299,10 @@ class Config(Section):
             raise ValueError("training.loss.w_retry needs rollout.accepted_retry = true")
         if self.rollout.accepted_retry and not loss.w_retry:
             raise ValueError("rollout.accepted_retry needs training.loss.w_retry above 0")
+        if not self.training.use_lora and self.model.dtype != "float32":
+            raise ValueError(
+                "training.use_lora = false needs model.dtype = float32: such steps are lost in bfloat16's rounding"
+            )
         if loss.normalise == "batch" and self.rollout.batch_size < 2:
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         if self.judge.hint_selection == "overlap" and not loss.opd_top_k:

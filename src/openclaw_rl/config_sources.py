@@ -47,6 +47,8 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--weight-decay": "training.weight_decay",
     "--adam-beta1": "training.adam_beta1",
     "--adam-beta2": "training.adam_beta2",
+    "--use-lora": "training.use_lora",
+    "--offload-optimizer-state": "training.offload_optimizer_state",
     "--lora-rank": "training.lora.rank",
     "--lora-alpha": "training.lora.alpha",
     "--lora-dropout": "training.lora.dropout",
@@ -65,10 +67,8 @@ FLAG_ALIASES: Mapping[str, str] = {
 """Short flags, most of them known from the system that this one follows."""
 
 KNOWN_ELSEWHERE: Mapping[str, str] = {
-    "--use-lora": "LoRA is always on here; set its size with --lora-rank",
     "--use-wandb": "metrics go to files, see training.log; openclaw-rl plot draws them",
     "--num-rollouts-per-prompt": "one rollout per prompt is all that live traffic gives; there is no such option yet",
-    "--offload-optimizer-state": "there is no such option yet; a LoRA optimiser's state is small",
     "--rollout-function-path": "there is no such option yet",
     "--custom-generate-function-path": "there is no such option yet",
     "--advantage-estimator": "here it is training.loss.baseline and training.loss.normalise (grpo: group, group)",
