@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,6 +187,8 @@ def test_a_damaged_or_foreign_version_is_refused(tiny: Path, tmp_path: Path, dam
 def test_a_loaded_model_shares_nothing_with_base_file_or_others(tiny: Path, wholes: dict[int, PolicyVersion]) -> None:
     base = load_causal_lm(tiny)
     makes = WholeModels(base)
+    one: Any
+    other: Any
     AdapterPool(base, 2)  # its hooks are on the base alone
     one, other = (makes.load(Path(wholes[1].path or "")) for _ in range(2))
     assert not any(module._forward_hooks for module in one.modules())

@@ -89,7 +89,7 @@ def test_the_reference_is_the_base_whatever_was_trained() -> None:
 
 def test_the_gate_reads_kl_to_base_and_to_last_with_the_heads_of_then() -> None:
     """KL of the gate against KL computed here from whole distributions."""
-    trainer = full(lr=3e-3)
+    trainer = tiny_trainer({"baseline": "none"}, use_lora=False, lr=3e-3, gate=LOOSE)
     sample = make_sample(trainer, 1, response=6)
     last: torch.Tensor | None = None
     for _ in range(2):
@@ -99,7 +99,7 @@ def test_the_gate_reads_kl_to_base_and_to_last_with_the_heads_of_then() -> None:
         for name, other in (("kl_after", base), ("kl_to_last", last)):
             expected = float((now.exp() * (now - other)).sum(-1).mean())
             assert outcome.metrics[name] == pytest.approx(expected, rel=1e-3, abs=1e-6)
-    assert outcome.metrics["kl_after"] > 1.5 * outcome.metrics["kl_to_last"] > 1e-4
+    assert outcome.metrics["kl_after"] != pytest.approx(outcome.metrics["kl_to_last"], rel=0.05)
 
 
 @torch.no_grad()
@@ -107,7 +107,8 @@ def distribution(model: Any, sample: Any) -> torch.Tensor:
     ids = torch.tensor([[*sample.tokens.prompt_ids, *sample.tokens.response_ids]])
     plain = tiny_model()  # the trainer's attention is for packed rows
     plain.load_state_dict(model.state_dict())
-    return plain(input_ids=ids).logits[0, len(sample.tokens.prompt_ids) - 1 : -1].log_softmax(-1)
+    logits: torch.Tensor = plain(input_ids=ids).logits[0, len(sample.tokens.prompt_ids) - 1 : -1]
+    return logits.log_softmax(-1)
 
 
 @pytest.mark.parametrize("offload", [False, True])
@@ -126,7 +127,7 @@ def test_resuming_is_never_having_stopped(tmp_path: Path, offload: bool) -> None
 @pytest.mark.parametrize("use_lora", [False, True])
 def test_offloading_changes_no_bit_and_leaves_no_file(tmp_path: Path, use_lora: bool) -> None:
     torch.set_num_threads(1)
-    lr = {"lr": 1e-3, "use_lora": use_lora}
+    lr: dict[str, Any] = {"lr": 1e-3, "use_lora": use_lora}
     kept = tiny_trainer(LOSS, **lr)
     spilled = tiny_trainer(LOSS, offload_optimizer_state=True, offload_to=tmp_path, **lr)
     for trainer in (kept, spilled):
@@ -170,12 +171,9 @@ def test_a_step_that_came_to_nothing_changes_nothing() -> None:
         trainer = full(epochs_per_batch=epochs)
         steps(trainer, range(1))
         before = trainer.state()
-        broken = [with_logprobs(make_sample(trainer, 1), [math.nan, -1.0, -1.0, -1.0])]
-        broken = [dataclasses.replace(broken[0], reward=1e38)]
-        outcome = trainer.step(broken)
-        assert outcome.refused is not None
-        if outcome.weights_changed:
-            continue
+        outcome = trainer.step([dataclasses.replace(make_sample(trainer, 1), reward=1e38)])
+        assert outcome.refused in {"loss_not_finite", "gradient_not_finite"}
+        assert not outcome.weights_changed
         after = trainer.state()
         assert all(torch.equal(before.weights[name], after.weights[name]) for name in before.weights)
         assert torch.equal(before.rng, after.rng)
