@@ -57,9 +57,9 @@ def test_the_recipe_puts_both_together(monkeypatch: pytest.MonkeyPatch, tmp_path
         custom_loss_function_path=training.custom_loss_function_path,
     )
     samples = [make_sample(trainer, 0, reward=1.0), make_sample(trainer, 1, reward=-1.0)]
-    before = trainer.state().adapter
+    before = trainer.state().weights
     assert trainer.step(samples).refused is None
-    assert any(not torch.equal(before[name], now) for name, now in trainer.state().adapter.items())
+    assert any(not torch.equal(before[name], now) for name, now in trainer.state().weights.items())
 
 
 # --- rollouts of tasks ---------------------------------------------------------------------------------------

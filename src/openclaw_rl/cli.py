@@ -26,6 +26,7 @@ from openclaw_rl.config_sources import (
     FLAG_ALIASES,
     KNOWN_ELSEWHERE,
     ConfigError,
+    Option,
     Resolved,
     from_flags,
     load,
@@ -301,15 +302,22 @@ def _add_configuration(parser: argparse.ArgumentParser, aliases: Iterable[str]) 
     parser.add_argument(
         "--set", action=KeepSetting, metavar="KEY=VALUE", help="set any key, as in --set training.lr=1e-4"
     )
+    by_key = {option.key: option for option in options()}
     group = parser.add_argument_group(
         "configuration", "every key is a flag too (--training.lr 1e-4): openclaw-rl options"
     )
     for flag in aliases:
-        group.add_argument(flag, action=KeepSetting, metavar="VALUE", help=FLAG_ALIASES[flag])
-    for option in options():
+        alone = _alone(by_key[FLAG_ALIASES[flag]])
+        group.add_argument(flag, action=KeepSetting, metavar="VALUE", help=FLAG_ALIASES[flag], **alone)
+    for option in by_key.values():
         names = {option.flag, option.flag.replace("_", "-")} - set(FLAG_ALIASES)
         if names:
-            parser.add_argument(*sorted(names), action=KeepSetting, help=argparse.SUPPRESS)
+            parser.add_argument(*sorted(names), action=KeepSetting, help=argparse.SUPPRESS, **_alone(option))
+
+
+def _alone(option: Option) -> dict[str, Any]:
+    """How a flag is read without a value: a switch is on, any other needs one."""
+    return {"nargs": "?", "const": "true"} if option.annotation is bool else {}
 
 
 def check_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:

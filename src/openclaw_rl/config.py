@@ -153,6 +153,10 @@ class TrainingConfig(Section):
     enabled: bool = True
     """False (`up --eval`): answers are judged and nothing is trained, or kept to be trained."""
     method: Method = Method.COMBINE
+    use_lora: bool = True
+    """True: an adapter over the frozen base learns. False: all weights learn, and each version is a whole model. That
+    takes about six times the model's memory in the trainer, three times it in the engine, and far smaller steps
+    (`lr` about 2e-5)."""
     lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
     custom_loss_function_path: str | None = None
@@ -173,6 +177,9 @@ class TrainingConfig(Section):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.98
+    offload_optimizer_state: bool = False
+    """Between two steps Adam's moments, twice the size of what learns, lie in the host's memory (on a GPU) or in a
+    file in the run directory (on a CPU). Results are the same in every bit."""
     max_grad_norm: Positive = 1.0
     epochs_per_batch: Count = 1
     """Optimiser passes over one batch before it is published."""
@@ -224,6 +231,12 @@ class TrainingConfig(Section):
         for name in ("wandb_project", "wandb_mode"):
             if "wandb" not in self.log and getattr(self, name) != fields[name].default:
                 raise ValueError(f"training.{name} does nothing: training.log does not name wandb")
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_or_not(self) -> TrainingConfig:
+        if not self.use_lora and self.lora != LoraConfig():
+            raise ValueError("training.lora does nothing with training.use_lora = false: all weights learn")
         return self
 
     @model_validator(mode="after")
@@ -305,6 +318,10 @@ class Config(Section):
         keys = self.serving.api_keys
         if self.rollout.makes_rollouts and keys and not any(key.train for key in keys):
             raise ValueError("rollout.tasks needs one of serving.api_keys with train = true: nothing else is trained")
+        if not self.training.use_lora and self.model.dtype == "bfloat16":
+            raise ValueError(
+                "training.use_lora = false needs model.dtype = float32: such steps are lost in bfloat16's rounding"
+            )
         if loss.normalise == "batch" and self.rollout.batch_size < 2:
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         if self.judge.hint_selection == "overlap" and not loss.opd_top_k:
@@ -315,6 +332,11 @@ class Config(Section):
     def overlap_top_k(self) -> int:
         """How many likeliest tokens are compared to choose among hint candidates; 0: the longest is taken."""
         return 0 if self.judge.hint_selection == "longest" else self.training.loss.opd_top_k
+
+    @property
+    def dtype(self) -> str:
+        """The policy's number format: `model.dtype`, and float32 where all weights learn and nothing else is said."""
+        return "float32" if self.model.dtype == "auto" and not self.training.use_lora else self.model.dtype
 
     @property
     def store_path(self) -> Path:

@@ -25,6 +25,9 @@ class EngineConfig(Section):
     """A long prompt is read in pieces of this size, so that other streams go on between them."""
     max_versions: Count = 4
     """LoRA versions kept loaded; one in use is never unloaded."""
+    max_full_versions: Annotated[int, Field(ge=2)] = 2
+    """Whole models kept loaded beside the base (training.use_lora = false), each as large as it. While all of them
+    are in use, or were the last to be, a new one waits."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes one fewer than the machine has, at least one."""
     load_timeout_s: Positive = 120.0

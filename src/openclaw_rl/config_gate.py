@@ -34,8 +34,8 @@ class GateConfig(Section):
     """How much less likely than under the base, per token, answers may become that were accepted once, or (before
     four were) good answers to plain questions that come with the program."""
     evaluation_path: str | None = None
-    """An evaluation of your own, `module:function` or `file.py:function`: takes the adapter's directory, gives a
-    number."""
+    """An evaluation of your own, `module:function` or `file.py:function`: takes the version's directory (an adapter,
+    or a whole model), gives a number."""
     min_evaluation: float | None = None
     """The least that it must give."""
 

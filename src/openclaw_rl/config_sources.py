@@ -47,6 +47,8 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--weight-decay": "training.weight_decay",
     "--adam-beta1": "training.adam_beta1",
     "--adam-beta2": "training.adam_beta2",
+    "--use-lora": "training.use_lora",
+    "--offload-optimizer-state": "training.offload_optimizer_state",
     "--lora-rank": "training.lora.rank",
     "--lora-alpha": "training.lora.alpha",
     "--lora-dropout": "training.lora.dropout",
@@ -68,9 +70,7 @@ FLAG_ALIASES: Mapping[str, str] = {
 """Short flags, most of them known from the system that this one follows."""
 
 KNOWN_ELSEWHERE: Mapping[str, str] = {
-    "--use-lora": "LoRA is always on here; set its size with --lora-rank",
     "--use-wandb": "here it is --training.log wandb; openclaw-rl plot draws metrics without it",
-    "--offload-optimizer-state": "there is no such option yet; a LoRA optimiser's state is small",
     "--advantage-estimator": "here it is training.loss.baseline and training.loss.normalise (grpo: group, group)",
     "ppo.advantage_estimator": "here it is training.loss.baseline and training.loss.normalise (grpo: group, group)",
     "ppo.clip_range": "here it is training.loss.clip_low and training.loss.clip_high",

@@ -85,6 +85,8 @@ def make_loop(
     trainer = Trainer(
         config=config.training,
         model=tiny_model(),
+        reference=None if config.training.use_lora else tiny_model(),
+        offload_to=config.run_dir,
         base_path="tiny",
         teacher_prompt=prompt,
     )
@@ -165,7 +167,7 @@ class RefusingPublisher(StorePublisher):
 
 
 def adapter_after(trainer: Trainer) -> list[torch.Tensor]:
-    return list(trainer.state().adapter.values())
+    return list(trainer.state().weights.values())
 
 
 @pytest.mark.parametrize("refused", [(1,), (2,), (1, 2)])

@@ -54,11 +54,11 @@ def sound(loop: TrainingLoop, store: Store, config: Config) -> None:
     """What is in service has finite weights, is the trainer's, and its readings keep every bound of the gate."""
     version = store.versions.serving()
     loop._follow_service()
-    assert all(bool(torch.isfinite(tensor).all()) for tensor in loop._trainer.state().adapter.values())
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in loop._trainer.state().weights.values())
     if version.path is None:
         return
     served = load_file(Path(version.path) / WEIGHTS_FILE)
-    assert all(torch.equal(served[name], tensor) for name, tensor in loop._trainer.state().adapter.items())
+    assert all(torch.equal(served[name], tensor) for name, tensor in loop._trainer.state().weights.items())
     (step,) = [step for step in store.samples.steps() if step.version == version.version]
     assert step.metrics["kl_after"] <= config.training.gate.max_kl_to_base
     assert step.metrics["kl_to_last"] <= config.training.gate.max_kl_to_last

@@ -108,7 +108,9 @@ class ScriptedEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         """All of them, so that it stands in for any engine."""
-        return EngineCapabilities(token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True)
+        return EngineCapabilities(
+            token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
+        )
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
         """Answer with the first entry that applies."""

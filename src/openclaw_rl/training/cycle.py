@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from openclaw_rl.config import Config
-from openclaw_rl.policy_files import adapter_dir
+from openclaw_rl.policy_files import weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
@@ -79,7 +79,6 @@ class TrainingLoop:
         self._plain_answers = tuple(plain_answers)
         self._evaluate = load_evaluation(config.training.gate)
         self._metric_files = metric_files(config)
-        self._fresh = trainer.state()
         self._basis = BASE_VERSION
 
     def run(self) -> None:
@@ -205,7 +204,7 @@ class TrainingLoop:
         intact = newest_intact([step for step in steps if step.version <= basis and step.version not in rejected])
         if intact.damaged:
             fall_back(self._store, intact)
-        state = self._fresh if intact.state is None else intact.state
+        state = self._trainer.fresh() if intact.state is None else intact.state
         self._trainer.restore(
             dataclasses.replace(state, step=steps[-1].step if steps else 0), weights_version=intact.version
         )
@@ -276,7 +275,7 @@ class TrainingLoop:
         checkpoint = save_checkpoint(self._trainer, self._config.checkpoints_dir.resolve())
         if outcome.refused is None and self._evaluate is not None:
             self._reporter.working(f"evaluating version {outcome.step}")
-            outcome = evaluated(outcome, self._evaluate, adapter_dir(checkpoint), self._config.training.gate)
+            outcome = evaluated(outcome, self._evaluate, weights_of(checkpoint).directory, self._config.training.gate)
         self._reporter.working(f"committing step {outcome.step}")
         record, version = _rows_of(samples, outcome, checkpoint)
         try:
@@ -333,7 +332,7 @@ def _rows_of(samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path) 
     version = PolicyVersion(
         version=outcome.step,
         state=VersionState.CANDIDATE if outcome.refused is None else VersionState.REJECTED,
-        path=str(adapter_dir(checkpoint)),
+        path=str(weights_of(checkpoint).directory),
         step=outcome.step,
         created_at=now,
         reason=outcome.refused,

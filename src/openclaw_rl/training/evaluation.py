@@ -14,7 +14,7 @@ from openclaw_rl.training.gate import Readings, verdict
 from openclaw_rl.training.trainer import StepOutcome
 
 Evaluation = Callable[[Path], float]
-"""The directory of an adapter (PEFT, loadable over the base) to a number: the higher the better."""
+"""A version's directory (PEFT, loadable over the base; without LoRA a whole model) to a number: higher is better."""
 
 OPTION = "training.gate.evaluation_path"
 
@@ -31,7 +31,7 @@ def load_evaluation(config: GateConfig) -> Evaluation | None:
     return evaluate
 
 
-def evaluated(outcome: StepOutcome, evaluate: Evaluation, adapter: Path, config: GateConfig) -> StepOutcome:
+def evaluated(outcome: StepOutcome, evaluate: Evaluation, version: Path, config: GateConfig) -> StepOutcome:
     """The outcome with what the evaluation gave, refused where that is too little.
 
     An evaluation that raises ends the trainer's process, which starts again and makes the step anew: a version that
@@ -39,7 +39,7 @@ def evaluated(outcome: StepOutcome, evaluate: Evaluation, adapter: Path, config:
     the checkpoint was written before it, and a trainer that goes on is where one would be that began from there.
     """
     with torch.random.fork_rng(devices=[]):
-        value = float(evaluate(adapter))
+        value = float(evaluate(version))
     readings = Readings(loss=None, weights_finite=True, evaluation=value)
     return dataclasses.replace(
         outcome,

@@ -1,6 +1,6 @@
 """Takes the readings on which the gate decides: new weights on the batch, on known answers, and in their own words.
 
-All is read by the trainer's one scorer, with the adapter as the step left it.
+All is read by the trainer's one scorer, with the weights as the step left them.
 """
 
 from __future__ import annotations
@@ -99,8 +99,10 @@ class Gatekeeper:
                 now, base = (scorer.hidden(pack, mode) for mode in (Mode.TEACHER, Mode.REFERENCE))
                 for piece in pieces(now.shape[0]):
                     flat = pack.flat[piece]
-                    rows = (now[piece], base[piece], context.old[flat].to(now.dtype))
-                    new, reference, old = (scorer.log_distribution(row, batch.temperature[flat]) for row in rows)
+                    warmth, before = batch.temperature[flat], context.old[flat].to(now.dtype)
+                    new = scorer.log_distribution(now[piece], warmth)
+                    reference = scorer.reference_distribution(base[piece], warmth)
+                    old = scorer.held_distribution(before, warmth)
                     to_base.append(losses.exact_kl(new, reference))
                     to_last.append(losses.exact_kl(new, old))
                     entropy.append(losses.entropy(new))

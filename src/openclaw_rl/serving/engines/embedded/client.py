@@ -28,7 +28,9 @@ from openclaw_rl.types import Message, PolicyVersion
 _CONNECT_S = 5.0
 _QUICK_S = 10.0
 _HTTP_ERRORS = (ConnectFailed, ConnectionLost, TimeoutError)
-_CAPABILITIES = EngineCapabilities(token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True)
+_CAPABILITIES = EngineCapabilities(
+    token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
+)
 
 
 class EmbeddedEngine:
