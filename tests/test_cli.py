@@ -99,7 +99,7 @@ def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str], a
 
 def test_a_flag_of_the_system_before_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
     assert "LoRA is always on" in refused(capsys, "up", "--use-lora")
-    assert "embedded and scripted" in refused(capsys, "up", "--backend", "sglang", "--dry-run")
+    assert "embedded, scripted and openai" in refused(capsys, "up", "--backend", "sglang", "--dry-run")
 
 
 def test_misuse_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

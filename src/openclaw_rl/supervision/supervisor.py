@@ -172,7 +172,7 @@ class Supervisor:
         write_private_json(self._config, child_config_path(self._run_dir))
         serving, engine = self._config.serving, self._config.engine
         self._gateway_url = base_url(serving.host, serving.port)
-        self._engine_url = base_url(engine.host, engine.port)
+        self._engine_url = engine.urls[0] if engine.urls else base_url(engine.host, engine.port)
         settings = self._config.supervisor
         self._children = [
             Child(
