@@ -19,6 +19,8 @@ class EngineConfig(Section):
     kind: Literal["embedded", "scripted", "openai"] = "embedded"
     urls: tuple[str, ...] = ()
     """Where engines that run already answer, such as `https://host/v1`; several are replicas of one engine."""
+    replicas: Count = 1
+    """Engine processes of kind = embedded, each with a copy of the model; a session stays on one of them."""
     api_key: SecretStr | None = None
     """kind = openai: the upstream's key; best in the environment, `OPENCLAW_RL_ENGINE__API_KEY`."""
     upstream_model: str | None = None
@@ -62,8 +64,11 @@ class EngineConfig(Section):
             raise ValueError("engine.kind = openai needs engine.urls, the upstream's base URL: https://HOST/v1")
         if self.kind == "openai" and self.upstream_model is None:
             raise ValueError("engine.kind = openai needs engine.upstream_model, the model's name there")
-        if self.kind != "openai" and self.urls:
-            raise ValueError("engine.urls is only for engine.kind = openai")
+        ours = self.kind in {"embedded", "scripted"}
+        if ours and self.urls and len(self.urls) != self.replicas:
+            raise ValueError(f"engine.urls is not for engine.kind = {self.kind}: `up` starts engine.replicas of it")
+        if not ours and self.replicas > 1:
+            raise ValueError(f"engine.replicas is not for engine.kind = {self.kind}: name each in engine.urls")
         for url in self.urls:
             address = urlsplit(url)
             if address.scheme not in {"http", "https"} or not address.hostname:

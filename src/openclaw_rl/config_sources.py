@@ -38,6 +38,7 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--host": "serving.host",
     "--port": "serving.port",
     "--backend": "engine.kind",
+    "--replicas": "engine.replicas",
     "--method": "training.method",
     "--lr": "training.lr",
     "--lr-schedule": "training.schedule",

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from openclaw_rl.types import LoopName, LoopStatus
 
@@ -74,6 +74,18 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent_pid:  # it ended before the call above
         os._exit(1)
+
+
+class Reports(Protocol):
+    """Whom a loop tells what it is doing."""
+
+    def working(self, activity: str, **details: Any) -> None:
+        """The loop is doing `activity`."""
+        ...
+
+    def waiting(self, waiting_for: str, **details: Any) -> None:
+        """The loop stands still until `waiting_for` comes."""
+        ...
 
 
 class LoopReporter:
