@@ -29,7 +29,7 @@ from openclaw_rl.serving.engines.protocol import (
     UnknownVersion,
 )
 from openclaw_rl.serving.engines.replicas.drains import DrainList
-from openclaw_rl.serving.engines.replicas.replica import Replica
+from openclaw_rl.serving.engines.replicas.replica import LOOK_S, Replica
 from openclaw_rl.serving.engines.replicas.routing import preference
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
 
@@ -56,10 +56,18 @@ class ReplicatedEngine:
     """Implements `Engine` over several; for one event loop."""
 
     def __init__(
-        self, engines: Mapping[str, Engine], *, rolling: bool = False, drains: DrainList | None = None
+        self,
+        engines: Mapping[str, Engine],
+        *,
+        rolling: bool = False,
+        drains: DrainList | None = None,
+        look_s: float = LOOK_S,
     ) -> None:
-        """`engines` by URL. `rolling`: a version is in service once one replica has it, and the others follow."""
-        self._replicas = {url: Replica(url, engine) for url, engine in engines.items()}
+        """`engines` by URL. `rolling`: a version is in service once one replica has it, and the others follow.
+
+        `look_s`: how long one may take to say how it is, before it counts as not answering.
+        """
+        self._replicas = {url: Replica(url, engine, look_s=look_s) for url, engine in engines.items()}
         self._rolling = rolling
         self._drains = drains
         self._known: dict[int, PolicyVersion] = {}

@@ -20,6 +20,7 @@ from openclaw_rl.types import BASE_VERSION, PolicyVersion
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
+"""How long it may take to say how it is."""
 FAILURES_UNTIL_LOST = 2
 """One look may fail because the machine was busy. An engine that cannot be connected to is lost at once."""
 
@@ -31,7 +32,8 @@ class ReplicaHung(EngineUnavailable):
 class Replica:
     """An engine among others. Touched by one event loop only."""
 
-    def __init__(self, url: str, engine: Engine) -> None:
+    def __init__(self, url: str, engine: Engine, *, look_s: float = LOOK_S) -> None:
+        self._look_s = look_s
         self.url = url
         self.engine = engine
         self.up = False
@@ -64,7 +66,7 @@ class Replica:
     async def look(self) -> None:
         """Find out how it is."""
         try:
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(self._look_s):
                 health = await self.engine.health()
         except TimeoutError:
             self._missed("it does not answer", hung=True)

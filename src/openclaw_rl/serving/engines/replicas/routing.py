@@ -1,7 +1,7 @@
 """Which replica a session goes to: rendezvous hashing. Pure.
 
-Each replica draws a lot for the session, and the highest wins (Thaler and Ravishankar, 1998). Whoever computes it comes
-to the same order, nothing is kept, and a replica that leaves moves only the sessions that it had won.
+Each replica draws a lot for the session, and the highest wins (Thaler and Ravishankar, 1998). Whoever computes it
+comes to the same order, nothing is kept, and a replica that leaves moves only the sessions that it had won.
 """
 
 from __future__ import annotations

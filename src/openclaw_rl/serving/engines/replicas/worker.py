@@ -1,4 +1,7 @@
-"""The process of one replica: `python -m openclaw_rl.serving.engines.replicas.worker 0 --config RUN_DIR/config.json`."""
+"""The process of one replica.
+
+python -m openclaw_rl.serving.engines.replicas.worker 0 --config RUN_DIR/config.json
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ class Silent:
 
 
 def replica_config(config: Config, number: int) -> Config:
-    """The tree as replica `number` (from 0) sees it: one engine, at its own address, with its share of the threads."""
+    """The tree as replica `number` (from 0) sees it: one engine, at its address, with its share of the threads."""
     port = urlsplit(config.engine.urls[number]).port
     threads = threads_of_each(config.engine.threads, config.engine.replicas)
     engine = config.engine.model_copy(update={"port": port, "threads": threads, "replicas": 1, "urls": ()})
