@@ -73,6 +73,7 @@ class ReplicatedEngine:
         self._known: dict[int, PolicyVersion] = {}
         self._wanted = self._before = BASE_VERSION
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._looks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def capabilities(self) -> EngineCapabilities:
@@ -251,8 +252,13 @@ class ReplicatedEngine:
         return {BASE_VERSION} | {version for one in there for version in one.loaded & self._known.keys()}
 
     async def _look(self) -> None:
+        """Look at all of them. One that was away keeps nobody waiting, unless there is no other."""
         drained = frozenset() if self._drains is None else self._drains.read()
-        await asyncio.gather(*(self._look_at(one, one.url in drained) for one in self._replicas.values()))
+        awaited = [url for url, one in self._replicas.items() if one.up or not one.looked_at]
+        for url, one in self._replicas.items():
+            if url not in self._looks or self._looks[url].done():
+                self._looks[url] = asyncio.create_task(self._look_at(one, url in drained))
+        await asyncio.gather(*(self._looks[url] for url in awaited or self._replicas))
 
     async def _look_at(self, replica: Replica, drained: bool) -> None:
         replica.returned |= replica.draining and not drained
@@ -298,7 +304,8 @@ class ReplicatedEngine:
 
     async def close(self) -> None:
         """Let go of all of them."""
-        for task in self._tasks.values():
+        tasks = [*self._tasks.values(), *self._looks.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(one.engine.close() for one in self._replicas.values()))

@@ -37,6 +37,7 @@ class Replica:
         self.url = url
         self.engine = engine
         self.up = False
+        self.looked_at = False
         self.problem = "not looked at yet"
         self.draining = False
         self.returned = False
@@ -84,6 +85,7 @@ class Replica:
             self.loaded = frozenset(health.loaded_versions) | {BASE_VERSION}
             self.queued = health.queued_requests
             self.context_length = health.context_length
+        self.looked_at = True
 
     def _missed(self, problem: str, *, hung: bool) -> None:
         self._failures += 1
