@@ -12,7 +12,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, weights_of
 from openclaw_rl.serving.engines.factory import adapter
-from openclaw_rl.serving.engines.protocol import Engine, EngineCapabilities, EngineError, EngineUnavailable
+from openclaw_rl.serving.engines.protocol import EngineCapabilities, EngineError, EngineUnavailable
 from openclaw_rl.serving.engines.requirements import Offered, Situation, explain, unmet
 
 logger = logging.getLogger(__name__)
@@ -77,28 +77,23 @@ async def _offered(config: Config, url: str | None, say: Callable[[str], None], 
         found = await _patiently(engine, name, say, patience_s)
         return Offered(name=name, capabilities=found.capabilities, context_length=found.context_length)
     finally:
-        await _let_go(engine)
-
-
-async def _let_go(engine: Engine) -> None:
-    await engine.close()
+        await engine.close()
 
 
 async def _patiently(engine: Probed, name: str, say: Callable[[str], None], patience_s: float) -> Found:
     deadline = asyncio.get_running_loop().time() + patience_s
-    told = False
+    last: EngineUnavailable | None = None
     while True:
         try:
             async with asyncio.timeout_at(deadline):
                 return await engine.probe()
         except TimeoutError as error:
-            raise ConfigError(f"{name} did not answer within {patience_s:g} s") from error
+            why = f"did not answer within {patience_s:g} s" if last is None else f"cannot be used: {last}"
+            raise ConfigError(f"{name} {why}") from error
         except EngineUnavailable as error:
-            if asyncio.get_running_loop().time() + RETRY_S >= deadline:
-                raise ConfigError(f"{name} cannot be used: {error}") from error
-            if not told:
+            if last is None:
                 say(f"waiting for {name}: {error}")
-            told = True
+            last = error
             await asyncio.sleep(RETRY_S)
         except EngineError as error:
             raise ConfigError(f"{name} cannot be used: {error}") from error

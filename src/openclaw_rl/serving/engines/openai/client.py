@@ -74,6 +74,7 @@ class OpenAIEngine:
         self._look_due = 0.0
         self._active = 0
         self._client = httpx.AsyncClient(
+            verify=httpx.URL(url).scheme == "https",  # reading certificates takes a while, and http needs none
             base_url=url.rstrip("/") + "/",
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=httpx.Timeout(request_timeout_s, connect=CONNECT_S),
