@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openclaw_rl import __version__
+from openclaw_rl.cli_engine import add_engine
 from openclaw_rl.cli_judge import add_judge
 from openclaw_rl.cli_plot import add_plot
 from openclaw_rl.cli_policy import add_policy
@@ -221,6 +222,7 @@ def build_parser() -> Parser:
     add_judge(commands, _command, _add_configuration)
     add_sessions(commands, _command, _add_run_dir)
     add_policy(commands, _command, _add_run_dir)
+    add_engine(commands, _command, _add_run_dir)
     add_plot(commands, _command, _add_run_dir)
     listing = _command(commands, "options", run_options, "list everything that can be set")
     listing.add_argument("--update", type=Path, metavar="PAGE.md", help="write the tables of that page anew instead")

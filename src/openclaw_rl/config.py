@@ -74,6 +74,9 @@ class ServingConfig(Section):
     """Requests accepted at once; above it clients get 429 with Retry-After."""
     engine_wait_s: Positive = 15.0
     """How long a request waits for an engine that is away; then 503 with Retry-After."""
+    on_publish: Literal["all", "rolling"] = "all"
+    """With several replicas: a new version is in service once every healthy one has it (`all`), or from the first on,
+    while the others take it one after the other and answer with the one before until then (`rolling`)."""
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:

@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from openclaw_rl.config_base import LOOPBACK, Count, Positive, Section
 
 
 class EngineConfig(Section):
-    """The engine that generates: `embedded` is a Transformers process of its own; `scripted` is a fake for tests."""
+    """The engine that generates: `embedded` is a Transformers process of its own, `openai` any upstream that speaks
+    OpenAI's chat completions; `scripted` is a fake for tests."""
 
-    kind: Literal["embedded", "scripted"] = "embedded"
+    kind: Literal["embedded", "scripted", "openai"] = "embedded"
+    urls: tuple[str, ...] = ()
+    """Where engines that run already answer, such as `https://host/v1`; several are replicas of one engine."""
+    replicas: Count = 1
+    """Engine processes of kind = embedded, each with a copy of the model; a session stays on one of them."""
+    api_key: SecretStr | None = None
+    """kind = openai: the upstream's key; best in the environment, `OPENCLAW_RL_ENGINE__API_KEY`."""
+    upstream_model: str | None = None
+    """kind = openai: the model's name there."""
+    upstream_logprobs: Literal["raw", "processed"] = "raw"
+    """kind = openai: what its log-probabilities are of. `raw`: of the model's own distribution, as most report; then
+    only answers at temperature 1 can be trained. `processed`: of the one that was drawn from."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free port."""
@@ -42,6 +56,36 @@ class EngineConfig(Section):
             )
         if self.kind == "scripted" and self.script is None:
             raise ValueError("engine.kind = scripted needs engine.script")
-        if self.kind != "scripted" and self.script is not None:
-            raise ValueError("engine.script is only for engine.kind = scripted")
+        for name, kind in _ONLY_FOR.items():
+            if self.kind != kind and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"engine.{name} is only for engine.kind = {kind}")
         return self
+
+    @model_validator(mode="after")
+    def _addresses(self) -> EngineConfig:
+        if self.kind == "openai" and not self.urls:
+            raise ValueError("engine.kind = openai needs engine.urls, the upstream's base URL: https://HOST/v1")
+        if self.kind == "openai" and self.upstream_model is None:
+            raise ValueError("engine.kind = openai needs engine.upstream_model, the model's name there")
+        ours = self.kind in {"embedded", "scripted"}
+        if ours and self.urls and len(self.urls) != self.replicas:
+            raise ValueError(f"engine.urls is not for engine.kind = {self.kind}: `up` starts engine.replicas of it")
+        if not ours and self.replicas > 1:
+            raise ValueError(f"engine.replicas is not for engine.kind = {self.kind}: name each in engine.urls")
+        for url in self.urls:
+            address = urlsplit(url)
+            if address.scheme not in {"http", "https"} or not address.hostname:
+                raise ValueError(f"engine.urls: {url!r} is no http:// or https:// URL")
+            if address.username or address.password or address.query or address.fragment:
+                raise ValueError("engine.urls: a URL here is host, port and path; the key goes to engine.api_key")
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise ValueError("engine.urls names one address twice")
+        return self
+
+
+_ONLY_FOR: Mapping[str, str] = {
+    "script": "scripted",
+    "api_key": "openai",
+    "upstream_model": "openai",
+    "upstream_logprobs": "openai",
+}

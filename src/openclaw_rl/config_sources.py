@@ -38,6 +38,7 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--host": "serving.host",
     "--port": "serving.port",
     "--backend": "engine.kind",
+    "--replicas": "engine.replicas",
     "--method": "training.method",
     "--lr": "training.lr",
     "--lr-schedule": "training.schedule",
@@ -86,6 +87,9 @@ KNOWN_ELSEWHERE: Mapping[str, str] = {
 }
 """Names known from that system that mean nothing here, and what to do instead."""
 
+
+SECRET = frozenset({"serving.api_keys", "engine.api_key"})
+"""Keys whose values no message repeats."""
 
 SYNONYMS: Mapping[str, str] = {"learning_rate": "lr", "learning-rate": "lr"}
 """Other words for the last part of a name, that its letters would not lead to."""
@@ -299,8 +303,9 @@ def flag_key(flag: str) -> str:
 
 
 def _no_such_backend(name: str) -> str:
-    have = " and ".join(typing.get_args(_by_key()["engine.kind"].annotation))
-    known = name in {"vllm", "sglang", "tinker", "openai"}
+    *most, last = typing.get_args(_by_key()["engine.kind"].annotation)
+    have = f"{', '.join(most)} and {last}"
+    known = name in {"vllm", "sglang", "tinker"}
     return f"--backend {name}: {'not available yet' if known else 'no such engine'}; this version has {have}"
 
 
@@ -387,5 +392,5 @@ def _describe(error: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     if error["type"] == "extra_forbidden":
         model = next(arg for arg in typing.get_args(_by_key()[leaf].annotation) if hasattr(arg, "model_fields"))
         return str(unknown(key, source or "", [f"{'.'.join(location[:-1])}.{name}" for name in model.model_fields]))
-    shown = f" = {error['input']!r}" if key == leaf and leaf != "serving.api_keys" else ""
+    shown = f" = {error['input']!r}" if key == leaf and leaf not in SECRET else ""
     return f"{key}{shown}{where}: {message[:1].lower()}{message[1:]}"

@@ -103,6 +103,21 @@ import sqlite3
 sqlite3.connect('openclaw-run/store.sqlite').execute(\\"VACUUM INTO 'copied/store.sqlite'\\")" """
 ON_A_COPY = "the deployment of the other tests goes on"
 
+TWO = """mkdir -p two && python -c "
+from pathlib import Path
+from openclaw_rl.config import Config
+from openclaw_rl.config_render import write_private_json
+urls = ['http://127.0.0.1:4001', 'http://127.0.0.1:4002']
+config = Config.model_validate({'run_dir': 'two', 'engine': {'replicas': 2, 'urls': urls}})
+write_private_json(config, Path('two/config.json'))" """
+
+
+def on_two(arguments: str, *prints: str) -> Run:
+    """The same in a run directory with two replicas."""
+    because = "the deployment of these tests has one engine"
+    return Run(prints=prints, as_command=f"{TWO} && openclaw-rl engine {arguments} --run-dir two", because=because)
+
+
 Entry = Run | Watch | Curl | Elsewhere
 COMMANDS: dict[str, Entry] = {
     # README
@@ -227,6 +242,17 @@ COMMANDS: dict[str, Entry] = {
     ),
     "openclaw-rl policy merge policy-v1 --to my-model": Run(
         prints=("merged into its base, is in my-model",), needs_version=True
+    ),
+    # Replicas
+    "openclaw-rl up recipes/combine.toml --replicas 2": dry(
+        "openclaw-rl up recipes/combine.toml --replicas 2", "replicas = 2  # --replicas"
+    ),
+    "openclaw-rl engine list": on_two("list", "http://127.0.0.1:4001  the gateway has not said how it is"),
+    "openclaw-rl engine drain http://127.0.0.1:4001": on_two(
+        "drain http://127.0.0.1:4001", "http://127.0.0.1:4001 gets no new requests from now on"
+    ),
+    "openclaw-rl engine undrain http://127.0.0.1:4001": on_two(
+        "undrain http://127.0.0.1:4001", "http://127.0.0.1:4001 gets requests again"
     ),
     # Add a method, metrics
     "openclaw-rl up examples/milder_no/recipe.toml": Run(

@@ -21,9 +21,9 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.codec import pack_logprobs
 from openclaw_rl.supervision.status import collect, render
 from openclaw_rl.training.batch import TokenSequence
-from openclaw_rl.training.checkpoint import WEIGHTS_FILE
 from openclaw_rl.training.cycle import TrainingLoop
 from openclaw_rl.training.gate import RULES
+from openclaw_rl.training.learned import WEIGHTS_FILE
 from openclaw_rl.training.scorer import Mode
 from openclaw_rl.types import ExclusionReason, SampleState, TokenRecord, UnsoundSample, VersionState
 from tests.builders import Conversation, make_judgement

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 from openclaw_rl.config import Config
 from openclaw_rl.judging.hint_candidates import REFUSED, screened
-from openclaw_rl.rollout.classify import exclusion_of
+from openclaw_rl.rollout.classify import NOT_TOLD, exclusion_of, tokens_at_fault
 from openclaw_rl.rollout.next_state import next_state_of
 from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
 from openclaw_rl.rollout.records import ConversationRecords
@@ -35,10 +35,15 @@ Step = Callable[[Store, Config, float], int]
 
 
 def classify_served(store: Store, config: Config, _now: float) -> int:
-    """`served` → `awaiting_next_state`, or `excluded` where the turn could never be trained."""
+    """`served` → `awaiting_next_state`, or `excluded` where the turn could never be trained.
+
+    Answers of an upstream that tells no token ids are judged all the same, and excluded after that.
+    """
+    judged_anyway = NOT_TOLD if config.engine.kind == "openai" else frozenset()
     served = store.turns.in_state(TurnState.SERVED)
     for turn in served:
         reason = exclusion_of(turn, policy_name=config.model.served_name, method=config.training.method)
+        reason = None if reason in judged_anyway else reason
         new = TurnState.AWAITING_NEXT_STATE if reason is None else TurnState.EXCLUDED
         store.turns.move(turn.turn_id, new, reason=reason)
     return len(served)
@@ -110,6 +115,10 @@ def settle_judged(store: Store, config: Config, now: float) -> int:
     together: dict[str, list[Sample]] = {}
     moved = 0
     for turn, judgement in judged:
+        if (reason := tokens_at_fault(turn)) is not None:  # of an upstream: judged, and no more
+            store.turns.move(turn.turn_id, TurnState.EXCLUDED, reason=reason)
+            moved += 1
+            continue
         search = _retry_of(store, config, turn, judgement)
         if search.undecided:
             continue

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from openclaw_rl.types import LoopName, LoopStatus
 
@@ -95,6 +95,18 @@ def give_way(niceness: int) -> None:
         return  # a kernel without them: the niceness of the process is what counts
     except OSError as error:
         logger.warning("this session's niceness cannot be set (%s): other loops may be slowed", error.strerror)
+
+
+class Reports(Protocol):
+    """Whom a loop tells what it is doing."""
+
+    def working(self, activity: str, **details: Any) -> None:
+        """The loop is doing `activity`."""
+        ...
+
+    def waiting(self, waiting_for: str, **details: Any) -> None:
+        """The loop stands still until `waiting_for` comes."""
+        ...
 
 
 class LoopReporter:

@@ -29,6 +29,7 @@ from openclaw_rl.supervision.children import START_ORDER
 from openclaw_rl.supervision.readiness import RecordHealth, ask_gateway
 from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorState, child_config_path, read_state
 from openclaw_rl.supervision.status_judge import JudgeReport, judge_report
+from openclaw_rl.supervision.status_replicas import ReplicaLine, replicas_of
 from openclaw_rl.types import LoopName, LoopStatus, VersionState
 
 SILENT_AFTER_S = 10.0
@@ -111,6 +112,8 @@ class StatusReport:
     """Why the record cannot be read, which is where `progress` and what the loops say of themselves come from."""
     record: RecordHealth | None = None
     """What the gateway says of the record; None where no gateway answers."""
+    replicas: tuple[ReplicaLine, ...] = ()
+    """The engine's replicas, as the gateway sees them; none where there is one engine."""
 
     def to_json(self) -> dict[str, Any]:
         """The same, in JSON's types."""
@@ -151,6 +154,7 @@ def collect(run_dir: Path, now: float | None = None) -> StatusReport:
         progress=progress if progress is None or record is None else _with_unsaved(progress, record),
         problem=problem,
         record=record,
+        replicas=replicas_of(said.get(LoopName.GATEWAY)) if running else (),
     )
 
 
@@ -299,6 +303,7 @@ def render(report: StatusReport, now: float | None = None) -> str:
     if report.loops:
         lines.append("")
         lines += [_loop_line(loop, moment) for loop in report.loops]
+        lines += [f"  replica   {one.words()}" for one in report.replicas]
     if report.progress is not None:
         lines.append("")
         lines += _progress_lines(report.progress, moment)

@@ -45,10 +45,10 @@ class EmbeddedEngine:
         self._connections = Connections(address.hostname, address.port, connect_timeout_s=_CONNECT_S)
 
     @classmethod
-    def from_config(cls, config: Config) -> EmbeddedEngine:
-        """The engine of this deployment; `engine.port` must be a real port by now."""
+    def from_config(cls, config: Config, url: str | None = None) -> EmbeddedEngine:
+        """The engine of this deployment, or its replica at `url`; `engine.port` must be a real port by now."""
         return cls(
-            base_url(config.engine.host, config.engine.port),
+            url or base_url(config.engine.host, config.engine.port),
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=config.engine.load_timeout_s,
         )
