@@ -195,7 +195,7 @@ def test_a_replica_that_hangs_is_found_out_and_its_answers_end() -> None:
         going_on = asyncio.create_task(ask(engine, of(other)))
         await asyncio.sleep(0.12)
         fakes[winner("s")].hangs = True
-        for _ in range(FAILURES_UNTIL_LOST):
+        for _attempt in range(FAILURES_UNTIL_LOST):
             await engine.health()
         with pytest.raises(ReplicaLost):
             await asking
