@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from openclaw_rl.config_base import LOOPBACK, Count, Positive, Section
+from openclaw_rl.config_sglang import SglangConfig
 
 
 class EngineConfig(Section):
-    """The engine that generates: `embedded` is a Transformers process of its own; `scripted` is a fake for tests."""
+    """The engine that generates: `embedded` is a Transformers process of its own; `sglang` is started from an
+    environment of its own, or runs elsewhere; `scripted` is a fake for tests."""
 
-    kind: Literal["embedded", "scripted"] = "embedded"
+    kind: Literal["embedded", "scripted", "sglang"] = "embedded"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free port."""
@@ -28,6 +31,11 @@ class EngineConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes one fewer than the machine has, at least one."""
     load_timeout_s: Positive = 120.0
+    urls: tuple[str, ...] = ()
+    """Where the engine runs already, `http://HOST:PORT`; then none is started here. Not for `embedded`."""
+    extra_args: tuple[str, ...] = ()
+    """Handed on as they are to a server that is started here; the last word where they repeat one of ours."""
+    sglang: SglangConfig = SglangConfig()
     script: Path | None = None
     """The scripted engine's answers (JSON); only for kind = scripted."""
 
@@ -37,6 +45,14 @@ class EngineConfig(Section):
             raise ValueError(
                 f"engine.host {self.host} is not loopback: the engine asks for no key, only the gateway does"
             )
+        if self.kind in {"embedded", "scripted"} and (self.urls or self.extra_args):
+            raise ValueError(f"engine.urls and engine.extra_args are not for engine.kind = {self.kind}")
+        if self.urls and self.extra_args:
+            raise ValueError("engine.extra_args are for a server that is started here: not with engine.urls")
+        for url in self.urls:
+            address = urlsplit(url)
+            if address.scheme != "http" or not address.hostname or address.port is None:
+                raise ValueError(f"engine.urls are of the form http://HOST:PORT, not {url}")
         if self.kind == "scripted" and self.script is None:
             raise ValueError("engine.kind = scripted needs engine.script")
         if self.kind != "scripted" and self.script is not None:

@@ -31,6 +31,7 @@ MODULES: Mapping[LoopName, str] = {
 ENGINE_MODULES: Mapping[str, str] = {
     "embedded": "openclaw_rl.serving.engines.embedded.server",
     "scripted": "openclaw_rl.testing.scripted_engine",
+    "sglang": "openclaw_rl.serving.engines.sglang.server",
 }
 """Each has `run(config, stop)`, which returns once `stop` is set."""
 
