@@ -49,6 +49,8 @@ class EngineConfig(Section):
             raise ValueError(f"engine.urls and engine.extra_args are not for engine.kind = {self.kind}")
         if self.urls and self.extra_args:
             raise ValueError("engine.extra_args are for a server that is started here: not with engine.urls")
+        if len(self.urls) > 1:
+            raise ValueError("engine.urls takes one address: this version routes to one engine")
         for url in self.urls:
             address = urlsplit(url)
             if address.scheme != "http" or not address.hostname or address.port is None:

@@ -52,7 +52,9 @@ def piece(
     return {"text": "…", "output_ids": list(ids), "meta_info": about}
 
 
-def body_of(sampling: SamplingParams, *, version: int = 0, salt: str | None = None, prompt: int = 4) -> dict[str, Any]:
+def body_of(
+    sampling: SamplingParams, *, version: int = 0, salt: str | None = None, prompt: int = 4
+) -> dict[str, Any]:
     return wire.generate_body(
         range(prompt),
         sampling,

@@ -3,7 +3,7 @@
 - torchvision from PyPI is built for CUDA: without its library, its import names two operators that nobody defined.
 - SGLang's LoRA layers ask for pinned memory whatever the device, of which a CPU torch has none.
 
-Both wait until torch is imported by somebody else: a Python that does not need it starts as fast as ever.
+Both wait until they are needed: a Python that serves nothing starts as fast as ever.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _BeforeImport(MetaPathFinder):
         if fullname == "torchvision" and self._library is None:
             import torch
 
-            self._library = torch.library.Library("torchvision", "DEF")
+            self._library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
             for name in _OPERATORS:
                 self._library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         if fullname == "sglang.srt.lora":
@@ -57,7 +57,7 @@ def _pin_nothing() -> None:
         return
     for name in _PINNING:
         setattr(torch, name, _without_pinning(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self, *_arguments, **_named: self  # type: ignore[method-assign,assignment]
+    torch.Tensor.pin_memory = lambda self, *_arguments, **_named: self  # type: ignore[method-assign]
 
 
 sys.meta_path.insert(0, _BeforeImport())

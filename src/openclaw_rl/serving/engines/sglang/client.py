@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, contextmanager
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,13 @@ class SglangEngine:
             truncated=request.sampling.truncated,
         )
         with self._versions.using(request.version), self._aborted_unless_done(rid, reply):
-            async for event in self._stream(prompt, body, reply, model.vocabulary):
-                yield event
+            async with aclosing(self._stream(prompt, body, reply, model.vocabulary)) as events:
+                async for event in events:
+                    yield event
 
     async def _stream(
         self, prompt: tuple[int, ...], body: Mapping[str, Any], reply: Reply, vocabulary: int
-    ) -> AsyncIterator[ChatEvent]:
+    ) -> AsyncGenerator[ChatEvent, None]:
         """The events of one answer; the first only once the server has accepted it."""
         timeout_s = self._request_timeout_s
         try:
@@ -162,10 +163,14 @@ class SglangEngine:
     @contextmanager
     def _aborted_unless_done(self, rid: str, reply: Reply) -> Iterator[None]:
         """Whoever leaves before the end, or notices it before the server does, ends the generation."""
+        lost = False
         try:
             yield
+        except EngineUnavailable:
+            lost = True
+            raise
         finally:
-            if not reply.server_done:
+            if not reply.server_done and not lost:
                 task = asyncio.create_task(self._abort(rid))
                 self._aborting.add(task)
                 task.add_done_callback(self._aborting.discard)
@@ -258,10 +263,10 @@ class ModelSource:
 
     async def get(self) -> ModelText:
         """The text side; the first call takes a second, in a thread."""
-        if self._text is None:
-            async with self._reading:
-                self._text = self._text or await asyncio.to_thread(self._read)
-        return self._text
+        async with self._reading:
+            if self._text is None:
+                self._text = await asyncio.to_thread(self._read)
+            return self._text
 
     def _read(self) -> ModelText:
         from openclaw_rl.models import resolve_model  # loads torch, for which others of our processes have no use

@@ -38,9 +38,9 @@ def _unmet_by_training(info: Mapping[str, Any], config: Config) -> list[str]:
     rank = info.get("max_lora_rank")
     if isinstance(rank, int) and rank < lora.rank:
         lacking.append(f"SGLang's --max-lora-rank is {rank}, training.lora.rank is {lora.rank}")
-    modules = info.get("lora_target_modules")
-    if isinstance(modules, Collection) and "all" not in modules and set(lora.target_modules) - set(modules):
-        missing = ", ".join(sorted(set(lora.target_modules) - set(modules)))
+    served = info.get("lora_target_modules")
+    if isinstance(served, Collection) and "all" not in served and set(lora.target_modules) - set(served):
+        missing = ", ".join(sorted(set(lora.target_modules) - set(served)))
         lacking.append(f"SGLang's --lora-target-modules lacks {missing}")
     return lacking
 

@@ -167,6 +167,7 @@ class SglangVersions:
             yield
         finally:
             self._users[version] -= 1
+            self._used[version] = next(self._clock)
             if not self._users[version]:
                 del self._users[version]
                 if version in self._leaving:
