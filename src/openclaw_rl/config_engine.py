@@ -10,10 +10,24 @@ from pydantic import Field, model_validator
 from openclaw_rl.config_base import LOOPBACK, Count, Positive, Section
 
 
-class EngineConfig(Section):
-    """The engine that generates: `embedded` is a Transformers process of its own; `scripted` is a fake for tests."""
+class VllmConfig(Section):
+    """What only vLLM is given; used where `engine.kind = vllm` and the engine process starts vLLM itself."""
 
-    kind: Literal["embedded", "scripted"] = "embedded"
+    python: Path | None = None
+    """The interpreter that vLLM is installed for; unset: `.venv-vllm/bin/python`, which `make vllm` creates."""
+    kv_cache_gib: Count = 1
+    """Memory for the KV cache (GiB) where vLLM computes on the CPU; on a GPU vLLM takes its own share."""
+    compile: bool = False
+    """Let vLLM compile the model at its start: minutes on a CPU, and faster afterwards."""
+    start_timeout_s: Positive = 600.0
+    """How long vLLM may take until it answers."""
+
+
+class EngineConfig(Section):
+    """The engine that generates: `embedded` is a Transformers process of its own, `vllm` a vLLM server that the
+    engine process starts, or finds at `urls`; `scripted` is a fake for tests."""
+
+    kind: Literal["embedded", "vllm", "scripted"] = "embedded"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free port."""
@@ -28,6 +42,11 @@ class EngineConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes one fewer than the machine has, at least one."""
     load_timeout_s: Positive = 120.0
+    urls: tuple[str, ...] = ()
+    """Where a running vLLM is (`http://HOST:PORT`), instead of one that is started here; only for kind = vllm."""
+    extra_args: tuple[str, ...] = ()
+    """Arguments passed on to the server that is started; only for kind = vllm."""
+    vllm: VllmConfig = VllmConfig()
     script: Path | None = None
     """The scripted engine's answers (JSON); only for kind = scripted."""
 
@@ -41,4 +60,10 @@ class EngineConfig(Section):
             raise ValueError("engine.kind = scripted needs engine.script")
         if self.kind != "scripted" and self.script is not None:
             raise ValueError("engine.script is only for engine.kind = scripted")
+        if self.kind != "vllm" and (self.urls or self.extra_args):
+            raise ValueError("engine.urls and engine.extra_args are only for engine.kind = vllm")
+        if self.urls and self.extra_args:
+            raise ValueError("engine.extra_args are for a server that is started here, not for one at engine.urls")
+        if len(self.urls) > 1:
+            raise ValueError("engine.urls takes one address: this version routes to one engine")
         return self
