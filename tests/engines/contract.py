@@ -541,7 +541,10 @@ class EngineContract:
 
 
 async def _is_ready(http: httpx.AsyncClient) -> bool:
-    return (await http.get("/readyz")).status_code == 200
+    try:
+        return (await http.get("/readyz")).status_code == 200
+    except httpx.TransportError:  # it does not listen yet
+        return False
 
 
 def _text_of(stream: str) -> str:

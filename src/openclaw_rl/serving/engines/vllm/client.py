@@ -78,7 +78,7 @@ class VllmEngine:
 
     def load_tokenizer(self) -> None:
         """Read tokenizer and lengths of the model. Takes seconds; blocks."""
-        self._model = resolve_model(self._config.model).absolute()
+        self._model = self._holds = resolve_model(self._config.model).absolute()
         self._tokenizer = load_tokenizer(self._model)
         self._renderer = Renderer(self._tokenizer)
         self._context = min(self._context, context_length(self._model))
@@ -263,7 +263,7 @@ class VllmEngine:
         """Pause, read the weights in place, go on. All tokens that arrive before the end of this are the old model's.
 
         Requests keep what they have read of their prompts, by the old weights: reading it again would be the pause
-        that nobody should notice. If reading fails the model is nobody's until another version is loaded.
+        that nobody should notice.
         """
         if self._found is None or self._found.weights_label is None:
             message = "this vLLM cannot swap whole models: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
@@ -273,12 +273,21 @@ class VllmEngine:
             try:
                 await self._api.reload_weights(directory)
             except EngineError as error:
-                self._versions.replace_model(None, "unknown")
+                await self._put_back()
                 raise EngineError(f"vLLM could not take the weights of version {version}: {error}") from error
             await self._api.label_weights(label)
             self._versions.replace_model(version, label)
+            self._holds = directory
         finally:
             await self._api.resume()
+
+    async def _put_back(self) -> None:
+        """The weights from before a swap that failed; if they cannot be read either, the model is nobody's."""
+        try:
+            await self._api.reload_weights(self._holds)
+        except EngineError as error:
+            logger.error("vLLM holds weights of no known version, until one is loaded (%s)", error.code)
+            self._versions.replace_model(None, "unknown")
 
     def _unload_soon(self, name: str) -> None:
         """Unload an adapter whose last request has just ended."""
@@ -331,7 +340,7 @@ class VllmEngine:
             logger.warning("vLLM was started anew; its versions are gone")
             self._process_started = started
             self._instance_id = uuid.uuid4().hex
-            self._versions = self._none_loaded()
+            self._versions, self._holds = self._none_loaded(), self._model
 
     def _none_loaded(self) -> LoadedVersions:
         """What a vLLM has that has just started."""

@@ -69,9 +69,9 @@ class LoadedVersions:
 
     def loaded(self) -> tuple[int, ...]:
         """The versions that new requests may ask for."""
-        models = {self.model_version, self._gracious()} - {None}
+        models = {number for number in (self.model_version, self._gracious()) if number is not None}
         adapters = {number for number, adapter in self._adapters.items() if not adapter.leaving}
-        return tuple(sorted(adapters | {number for number in models if number is not None}))
+        return tuple(sorted(adapters | models))
 
     def acquire(self, version: int) -> Served:
         """Keep a version until `release`.
@@ -153,7 +153,7 @@ class LoadedVersions:
 
     def _gracious(self) -> int | None:
         """The model before this one, while requests for it are still on their way."""
-        if self._replaced is None or self._clock() >= self._replaced[1]:
+        if self.model_version is None or self._replaced is None or self._clock() >= self._replaced[1]:
             return None
         return self._replaced[0]
 
