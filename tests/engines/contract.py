@@ -1,13 +1,15 @@
-"""What every engine adapter promises, tested against the real engine: `class TestX(EngineContract)` with a `harness`.
+"""What every engine adapter promises, tested against the real engine: `class TestX(EngineContract)`.
 
-A test module of an engine subclasses `EngineContract` and defines a fixture of its own module, `harness`, that yields a
-started `EngineHarness` (scope "module"; see `test_contract_embedded.py`). Nothing here knows which engine it is; what an engine does not offer (`capabilities`) is skipped with
-that reason. The tests run in the order in which they stand: those that replace the model or kill the engine come last.
+A test module of an engine subclasses `EngineContract` and defines a fixture of its own module, `harness`, that yields
+a started `EngineHarness` (scope "module"; see `test_contract_embedded.py`). Nothing here knows which engine it is;
+what an engine does not offer (`capabilities`) is skipped with that reason. The tests run in the order in which they
+stand: those that kill the engine or replace the model come last.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -209,7 +211,8 @@ class EngineContract:
                 try:
                     own = await engine.score(scored(stream, number, temperature))
                 except InvalidEngineRequest as error:
-                    assert (temperature != 1.0, error.param) == (True, "temperature"), error
+                    if temperature == 1.0 or error.param != "temperature":
+                        raise
                     pytest.skip(str(error))
                 whole = await engine.score(scored(stream, number, temperature, start=1))
                 results.append((stream, one, own.logprobs, whole.logprobs))
@@ -297,10 +300,8 @@ class EngineContract:
             other = Stream(engine, request(STORY, max_tokens=24))
             await other.reach(2)
             failed = None
-            try:
+            with contextlib.suppress(EngineError):
                 failed = await answer(engine, request(version=broken.version, max_tokens=4))
-            except EngineError:
-                pass
             await engine.unload_version(broken.version)
             await other.end()
             assert (await engine.health()).ready
@@ -540,7 +541,10 @@ class EngineContract:
 
 
 async def _is_ready(http: httpx.AsyncClient) -> bool:
-    return (await http.get("/readyz")).status_code == 200
+    try:
+        return (await http.get("/readyz")).status_code == 200
+    except httpx.TransportError:  # it does not listen yet
+        return False
 
 
 def _text_of(stream: str) -> str:

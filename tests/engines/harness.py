@@ -344,7 +344,7 @@ async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> fl
     """Wait for something that only asking tells; how long it took."""
     began = time.monotonic()
     async with asyncio.timeout(within_s):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 - over HTTP there is no event
             await asyncio.sleep(0.05)
     return time.monotonic() - began
 

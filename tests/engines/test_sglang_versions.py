@@ -89,9 +89,7 @@ class Server:
         return {"success": True, "message": "Succeeded"}
 
 
-def scenario(
-    tiny: Path, tmp_path: Path, body: Callable[[Server, SglangVersions], Awaitable[None]], limit: int = 2
-) -> None:
+def scenario(tiny: Path, body: Callable[[Server, SglangVersions], Awaitable[None]], limit: int = 2) -> None:
     async def get() -> ModelText:
         return cast(ModelText, SimpleNamespace(directory=tiny))
 
@@ -100,7 +98,6 @@ def scenario(
         versions = SglangVersions(
             server.ask,
             base=SimpleNamespace(get=get),
-            lock=tmp_path / "weights.lock",
             limit=limit,
             timeout_s=10,
             quick_s=1,
@@ -127,26 +124,18 @@ def test_an_adapter_is_loaded_once_and_served(tiny: Path, adapters: dict[int, Po
         assert server.asked == ["/load_lora_adapter"]
         assert versions.loaded(await versions.serving(1)) == (0, 1)
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
-def test_two_processes_that_load_one_version_are_both_content(
+def test_a_version_that_is_loaded_twice_at_once_is_loaded(
     tiny: Path, adapters: dict[int, PolicyVersion], tmp_path: Path
 ) -> None:
     async def body(server: Server, versions: SglangVersions) -> None:
-        other = SglangVersions(
-            server.ask,
-            base=versions._base,
-            lock=tmp_path / "weights.lock",
-            limit=2,
-            timeout_s=10,
-            quick_s=1,
-        )
-        await asyncio.gather(versions.load(adapters[1]), other.load(adapters[1]))
+        await asyncio.gather(versions.load(adapters[1]), versions.load(adapters[1]))
         assert server.asked.count("/load_lora_adapter") == 2
-        assert 1 in versions.loaded(await other.serving(1))
+        assert 1 in versions.loaded(await versions.serving(1))
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 def test_a_version_that_is_to_go_is_refused_at_once_and_goes_with_its_last_request(
@@ -164,7 +153,7 @@ def test_a_version_that_is_to_go_is_refused_at_once_and_goes_with_its_last_reque
         assert server.adapters == {}
         await versions.unload(1)
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 def test_a_version_that_is_wanted_again_before_it_went_stays(
@@ -179,7 +168,7 @@ def test_a_version_that_is_wanted_again_before_it_went_stays(
         assert "policy-v1" in server.adapters
         assert await versions.serving(1)
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 def test_only_the_last_few_stay_and_none_that_is_used(
@@ -196,20 +185,7 @@ def test_only_the_last_few_stay_and_none_that_is_used(
         await versions.close()
         assert set(server.adapters) == {"policy-v1", "policy-v5"}, "4 was used before 1 was"
 
-    scenario(tiny, tmp_path, body)
-
-
-def test_who_answers_no_requests_lets_nothing_go(
-    tiny: Path, adapters: dict[int, PolicyVersion], tmp_path: Path
-) -> None:
-    """The trainer's adapter loads versions, and does not know which are in use."""
-
-    async def body(server: Server, versions: SglangVersions) -> None:
-        for number in (1, 2, 3, 4):
-            await versions.load(adapters[number])
-        assert len(server.adapters) == 4
-
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 def test_an_adapter_that_is_still_going_is_not_now(
@@ -223,7 +199,7 @@ def test_an_adapter_that_is_still_going_is_not_now(
         with pytest.raises(InvalidEngineRequest, match="rank"):
             await versions.load(adapters[1])
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 def test_whole_weights_take_the_place_of_the_base_and_give_it_back(tiny: Path, tmp_path: Path) -> None:
@@ -245,7 +221,7 @@ def test_whole_weights_take_the_place_of_the_base_and_give_it_back(tiny: Path, t
         await versions.load(BASE)
         assert len(server.asked) == 6
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 def test_a_request_that_an_update_overtook_is_answered(tiny: Path, tmp_path: Path) -> None:
@@ -259,7 +235,7 @@ def test_a_request_that_an_update_overtook_is_answered(tiny: Path, tmp_path: Pat
         with pytest.raises(UnknownVersion):
             await versions.serving(1)
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 def test_generation_goes_on_where_the_update_failed(tiny: Path, tmp_path: Path) -> None:
@@ -272,7 +248,7 @@ def test_generation_goes_on_where_the_update_failed(tiny: Path, tmp_path: Path) 
         assert not server.paused
         assert server.weights == "default"
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 def test_a_restarted_server_has_nothing_and_says_so(
@@ -290,7 +266,7 @@ def test_a_restarted_server_has_nothing_and_says_so(
         await versions.load(adapters[1])
         assert await versions.serving(1)
 
-    scenario(tiny, tmp_path, body)
+    scenario(tiny, body)
 
 
 # --- what is looked at before --------------------------------------------------------------------------------

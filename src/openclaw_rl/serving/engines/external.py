@@ -1,6 +1,7 @@
 """An engine that is not ours, as the process of the engine's loop sees it: a server started here, or one that runs.
 
-A server that is started here ends with this process, however that ends. One that runs elsewhere is watched only.
+This process speaks for it, in the embedded engine's HTTP, so that one process counts who uses which version. A server
+that is started here ends with this process, however that ends. One that runs elsewhere is watched only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from openclaw_rl.serving.engines.protocol import EngineError, EngineHealth
+from openclaw_rl.serving.engines.embedded.app import create_app, serve
+from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineHealth
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.supervision.tied import tied_command
 
@@ -82,31 +84,77 @@ class RunningServer:
             return
 
 
-async def mind(
-    server: ExternalServer | None, ask: Ask, stop: threading.Event, reporter: LoopReporter, *, start_timeout_s: float
+class Watch:
+    """How a server is, asked again and again; `ended` is set when there is nothing more to wait for."""
+
+    def __init__(self, name: str, running: RunningServer | None, ask: Ask, *, start_timeout_s: float) -> None:
+        self._name = name
+        self._running = running
+        self._ask = ask
+        self._start_timeout_s = start_timeout_s
+        self._health: EngineHealth | None = None
+        self._was_ready = False
+        self.ended = threading.Event()
+
+    async def run(self) -> None:
+        """Ask until cancelled.
+
+        Raises:
+            ExternalServerEnded: it ended by itself, or was not ready in time.
+        """
+        try:
+            deadline = time.monotonic() + self._start_timeout_s
+            while True:
+                self._look_at_process()
+                self._health = await _health(self._ask)
+                self._was_ready = self._was_ready or (self._health is not None and self._health.ready)
+                if self._running is not None and not self._was_ready and time.monotonic() > deadline:
+                    raise ExternalServerEnded(f"{self._name} was not ready within {self._start_timeout_s:.0f} s")
+                await asyncio.sleep(WATCH_S if self._was_ready else POLL_S)
+        finally:
+            self.ended.set()
+
+    def _look_at_process(self) -> None:
+        code = None if self._running is None else self._running.exit_code
+        if code is not None:
+            raise ExternalServerEnded(f"{self._name} ended by itself with code {code}")
+
+    def report(self, reporter: LoopReporter) -> None:
+        """Say how it is."""
+        health = self._health
+        if health is None or not health.ready:
+            gone = f"{self._name} to answer again"
+            reporter.waiting(gone) if self._was_ready else reporter.working(f"starting {self._name}")
+        elif busy := health.active_requests + health.queued_requests:
+            reporter.working("generating", requests=busy)
+        else:
+            reporter.waiting("a request")
+
+
+async def speak_for(
+    engine: Engine, watch: Watch, stop: threading.Event, reporter: LoopReporter, *, host: str, port: int
 ) -> None:
-    """Start `server` (None: it runs elsewhere) and say how it is, until `stop`; then end it.
+    """Serve `engine` in our own HTTP until `stop`, or until its server has ended.
 
     Raises:
-        ExternalServerEnded: it ended by itself, or was not ready within `start_timeout_s`.
+        ExternalServerEnded: see `Watch`.
     """
-    running = RunningServer(server) if server is not None else None
-    name = server.name if server is not None else "the engine elsewhere"
-    deadline = time.monotonic() + start_timeout_s
-    was_ready = False
+    watching = asyncio.create_task(watch.run())
+    over = threading.Event()
+
+    def heartbeat() -> None:
+        if stop.is_set() or watch.ended.is_set():
+            over.set()
+        watch.report(reporter)
+
     try:
-        while not stop.is_set():
-            if running is not None and running.exit_code is not None:
-                raise ExternalServerEnded(f"{name} ended by itself with code {running.exit_code}")
-            health = await _health(ask)
-            was_ready = was_ready or (health is not None and health.ready)
-            if running is not None and not was_ready and time.monotonic() > deadline:
-                raise ExternalServerEnded(f"{name} was not ready within {start_timeout_s:.0f} s")
-            await asyncio.to_thread(_report, reporter, health, name, was_ready)
-            await _sleep(WATCH_S if was_ready else POLL_S, stop)
+        await serve(create_app(engine), host, port, over, heartbeat)
     finally:
-        if running is not None:
-            await asyncio.to_thread(running.end)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await engine.close()
+    if not stop.is_set() and not watching.cancelled():
+        watching.result()
 
 
 async def _health(ask: Ask) -> EngineHealth | None:
@@ -114,19 +162,3 @@ async def _health(ask: Ask) -> EngineHealth | None:
         return await ask()
     except EngineError:
         return None
-
-
-def _report(reporter: LoopReporter, health: EngineHealth | None, name: str, was_ready: bool) -> None:
-    if health is None or not health.ready:
-        reporter.waiting(f"{name} to answer again") if was_ready else reporter.working(f"starting {name}")
-    elif busy := health.active_requests + health.queued_requests:
-        reporter.working("generating", requests=busy)
-    else:
-        reporter.waiting("a request")
-
-
-async def _sleep(seconds: float, stop: threading.Event) -> None:
-    """Sleep in pieces, so that a stop is noticed."""
-    end = time.monotonic() + seconds
-    while not stop.is_set() and time.monotonic() < end:  # noqa: ASYNC110 - set by a signal handler
-        await asyncio.sleep(min(POLL_S, seconds))

@@ -1,6 +1,7 @@
-"""SGLang: an engine for GPUs, in a process of its own or wherever it runs; asked over its own HTTP.
+"""SGLang: an engine for GPUs, started here or wherever it runs; the engine process speaks for it.
 
-gateway ──► client ──HTTP──► SGLang        server: starts SGLang as a child of the engine's loop, or attaches
-             ├ wire: bodies and answers, pure
-             └ replies: one answer, from chunks to events
+gateway, trainer, judge ──our HTTP──► server ─► client ──its HTTP──► SGLang
+                                                 ├ wire: bodies and answers, pure
+                                                 ├ replies: one answer, from pieces to events
+                                                 └ versions: which there are, who uses them, how they come and go
 """

@@ -8,7 +8,6 @@ import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,9 +29,9 @@ from openclaw_rl.serving.engines.protocol import (
     ScoreResult,
 )
 from openclaw_rl.serving.engines.sglang import wire
+from openclaw_rl.serving.engines.sglang.capabilities import CAPABILITIES
 from openclaw_rl.serving.engines.sglang.replies import Reply
 from openclaw_rl.serving.engines.sglang.versions import SglangVersions
-from openclaw_rl.supervision.ports import base_url
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -40,16 +39,13 @@ logger = logging.getLogger(__name__)
 _CONNECT_S = 5.0
 _QUICK_S = 10.0
 _HTTP_ERRORS = (ConnectFailed, ConnectionLost, TimeoutError)
-_CAPABILITIES = EngineCapabilities(
-    token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
-)
 
 
 class SglangEngine:
     """Implements `Engine` on one SGLang server; for one event loop.
 
-    The instance that answers chats (the gateway's) counts who uses which version, and lets go of versions beyond the
-    last few.
+    There is one for each server, in the process that speaks for it: it counts who uses which version, and lets go of
+    versions beyond the last few.
     """
 
     def __init__(
@@ -57,13 +53,12 @@ class SglangEngine:
         url: str,
         *,
         model: ModelSource,
-        lock: Path,
         context_length: int,
         max_versions: int,
         request_timeout_s: float = 600.0,
         load_timeout_s: float = 120.0,
     ) -> None:
-        """`model` is the base, which the server must have loaded, too; `lock` is a file of this deployment."""
+        """`model` is the base, which the server must have loaded, too."""
         address = urlsplit(url)
         if address.scheme != "http" or address.hostname is None or address.port is None:
             raise ValueError(f"SGLang is at http://HOST:PORT, not {url}")
@@ -72,18 +67,16 @@ class SglangEngine:
         self._context = context_length
         self._request_timeout_s = request_timeout_s
         self._versions = SglangVersions(
-            self._ask, base=model, lock=lock, limit=max_versions, timeout_s=load_timeout_s, quick_s=_QUICK_S
+            self._ask, base=model, limit=max_versions, timeout_s=load_timeout_s, quick_s=_QUICK_S
         )
         self._aborting: set[asyncio.Task[None]] = set()
 
     @classmethod
-    def from_config(cls, config: Config, url: str | None = None) -> SglangEngine:
-        """The engine at `url`; without it the one of this deployment, whose port must be a real one by now."""
-        given = url or (config.engine.urls[0] if config.engine.urls else None)
+    def from_config(cls, config: Config, url: str) -> SglangEngine:
+        """SGLang at `url`, as this deployment uses it."""
         return cls(
-            given or base_url(config.engine.host, config.engine.port),
+            url,
             model=ModelSource(config),
-            lock=config.run_dir / "sglang-weights.lock",
             context_length=config.engine.context_length,
             max_versions=config.engine.max_versions,
             request_timeout_s=config.serving.request_timeout_s,
@@ -93,7 +86,11 @@ class SglangEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         """All of them; see the documentation for temperatures at which it does not score."""
-        return _CAPABILITIES
+        return CAPABILITIES
+
+    async def prepare(self) -> None:
+        """Read the model's text side, so that the first request does not wait for it."""
+        await self._model.get()
 
     # --- answering -----------------------------------------------------------------------------------------
 

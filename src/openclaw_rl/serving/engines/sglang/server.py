@@ -1,19 +1,23 @@
-"""The engine's loop with SGLang: starts `sglang.launch_server` and minds it, or watches one that runs elsewhere."""
+"""The engine's loop with SGLang: starts `sglang.launch_server`, or takes one that runs, and speaks for it."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import uvloop
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, resolve_model
-from openclaw_rl.serving.engines.external import ExternalServer, mind
+from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
 from openclaw_rl.serving.engines.sglang.client import SglangEngine
 from openclaw_rl.serving.engines.sglang.requirements import unmet
 from openclaw_rl.store import Store
+from openclaw_rl.supervision.ports import base_url, resolve_port
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import LoopName
 
@@ -29,31 +33,47 @@ def run(config: Config, stop: threading.Event) -> None:
         ConfigError: no Python with SGLang is there, or the server that runs lacks what this configuration needs.
         ExternalServerEnded: the server ended by itself, or was not ready in time.
     """
-    server = None if config.engine.urls else launch(config)
     store = Store.open(config.store_path)
     try:
-        asyncio.run(_mind(config, server, stop, LoopReporter(store, LoopName.ENGINE)))
+        with _server(config) as (url, running):
+            uvloop.run(_serve(config, url, running, stop, LoopReporter(store, LoopName.ENGINE)))
     finally:
         store.close()
 
 
-async def _mind(config: Config, server: ExternalServer | None, stop: threading.Event, reporter: LoopReporter) -> None:
-    engine = SglangEngine.from_config(config)
+@contextmanager
+def _server(config: Config) -> Iterator[tuple[str, RunningServer | None]]:
+    """The server's address, and its process if it is started here, for the time of a block."""
+    if config.engine.urls:
+        yield config.engine.urls[0], None
+        return
+    port = resolve_port(config.engine.host, 0, "engine")
+    running = RunningServer(launch(config, port))
+    try:
+        yield base_url(config.engine.host, port), running
+    finally:
+        running.end()
+
+
+async def _serve(
+    config: Config, url: str, running: RunningServer | None, stop: threading.Event, reporter: LoopReporter
+) -> None:
+    engine = SglangEngine.from_config(config, url)
     checked = False
 
     async def ask() -> EngineHealth:
         nonlocal checked
         health = await engine.health()
-        if health.ready and not checked:
+        if not checked:
             if lacking := unmet(await engine.server_info(), config):
                 raise ConfigError("; ".join(lacking))
+            await engine.prepare()
             checked = True
         return health
 
-    try:
-        await mind(server, ask, stop, reporter, start_timeout_s=config.engine.sglang.start_timeout_s)
-    finally:
-        await engine.close()
+    name = "SGLang" if running is not None else f"SGLang at {url}"
+    watch = Watch(name, running, ask, start_timeout_s=config.engine.sglang.start_timeout_s)
+    await speak_for(engine, watch, stop, reporter, host=config.engine.host, port=config.engine.port)
 
 
 def python_of(config: Config) -> Path:
@@ -75,8 +95,8 @@ def python_of(config: Config) -> Path:
     return chosen
 
 
-def launch(config: Config) -> ExternalServer:
-    """How SGLang is started for this configuration.
+def launch(config: Config, port: int) -> ExternalServer:
+    """How SGLang is started for this configuration, to listen on `port`.
 
     Raises:
         ConfigError: its Python or the model is not there.
@@ -87,7 +107,7 @@ def launch(config: Config) -> ExternalServer:
     options = {
         "--model-path": str(resolve_model(model)),
         "--host": engine.host,
-        "--port": str(engine.port),
+        "--port": str(port),
         "--device": device,
         "--dtype": model.dtype,
         "--context-length": str(engine.context_length),

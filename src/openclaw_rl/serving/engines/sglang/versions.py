@@ -22,8 +22,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from filelock import FileLock, Timeout
-
 from openclaw_rl.policy_files import Weights, WeightsKind
 from openclaw_rl.serving.engines.model_text import ModelText
 from openclaw_rl.serving.engines.protocol import (
@@ -88,10 +86,10 @@ class Seen:
 class SglangVersions:
     """The versions of one server, for one event loop. `limit`: adapters that are kept."""
 
-    def __init__(self, ask: Ask, *, base: Base, lock: Path, limit: int, timeout_s: float, quick_s: float) -> None:
+    def __init__(self, ask: Ask, *, base: Base, limit: int, timeout_s: float, quick_s: float) -> None:
         self._ask = ask
         self._base = base
-        self._lock = lock
+        self._replacing = asyncio.Lock()
         self._limit = limit
         self._timeout_s = timeout_s
         self._quick_s = quick_s
@@ -101,7 +99,6 @@ class SglangVersions:
         self._leaving: set[int] = set()
         self._clock = itertools.count(1)
         self._used: dict[int, int] = {}
-        self._answers = False
         self._background: set[asyncio.Task[None]] = set()
 
     # --- looking -------------------------------------------------------------------------------------------
@@ -160,7 +157,6 @@ class SglangVersions:
     @contextmanager
     def using(self, version: int) -> Iterator[None]:
         """Keep `version` for the time of a request."""
-        self._answers = True
         self._users[version] += 1
         self._used[version] = next(self._clock)
         try:
@@ -175,11 +171,8 @@ class SglangVersions:
                 self.tidy()
 
     def tidy(self) -> None:
-        """Let go of adapters beyond the limit, those first that were not used for longest; never one in use.
-
-        Only where this instance answers: nobody else knows which are in use.
-        """
-        if not self._answers or self._seen is None:
+        """Let go of adapters beyond the limit, those first that were not used for longest; never one in use."""
+        if self._seen is None:
             return
         kept = self._seen.adapters - self._leaving
         unused = sorted((one for one in kept if one not in self._users), key=lambda one: self._used.get(one, 0))
@@ -243,18 +236,11 @@ class SglangVersions:
         logger.info("loaded policy version %d", version.version)
 
     async def _replace(self, version: PolicyVersion, directory: Path) -> None:
-        """Put whole weights in the place of those that the server has; one process of this deployment at a time."""
-        lock = FileLock(str(self._lock), thread_local=False)
-        try:
-            await asyncio.to_thread(lock.acquire, timeout=self._timeout_s)
-        except Timeout as error:
-            raise EngineOverloaded("other weights are being loaded") from error
-        try:
+        """Put whole weights in the place of those that the server has; one version at a time."""
+        async with self._replacing:
             if (await self.look()).version != version.version:
                 await self._paused(version, directory)
                 await self.look()
-        finally:
-            await asyncio.to_thread(lock.release)
 
     async def _paused(self, version: PolicyVersion, directory: Path) -> None:
         """Pause, replace, go on; going on is tried whatever happened in between."""
