@@ -50,7 +50,7 @@ class TestSglang(EngineContract):
     # --- where SGLang is different ---------------------------------------------------------------------------
 
     def test_a_seed_fixes_an_answer(self, harness: EngineHarness) -> None:
-        pytest.skip("SGLang honours a seed only with --enable-deterministic-inference, which needs a GPU")
+        pytest.skip("SGLang honours a seed only with deterministic inference, which needs a GPU")
 
     def test_streamed_and_whole_answers_are_the_same_tokens(self, harness: EngineHarness, tmp_path: Path) -> None:
         pytest.skip("drawn with a seed; the adapter asks SGLang in one way, whatever the client asked for")
