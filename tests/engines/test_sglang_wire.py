@@ -206,7 +206,7 @@ def test_adapters_are_those_with_our_names() -> None:
         {"id": "policy-v3", "parent": "/models/base", "max_model_len": None},
         {"id": "someone", "parent": "/models/base", "max_model_len": None},
     ]
-    assert wire.models_of({"data": cards}) == wire.Models(context_length=512, adapters=frozenset({3}))
+    assert wire.models_of({"data": cards}) == wire.Models(context_length=504, adapters=frozenset({3}))
     with pytest.raises(EngineError):
         wire.models_of({"data": []})
 
@@ -221,6 +221,7 @@ def test_a_restart_is_another_instance() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
     [
+        ({"error": {"message": "Input length (9 tokens) exceeds the maximum allowed length"}}, 400, None),
         ({"error": {"message": "The input (9 tokens) is longer than the model's context length"}}, 400, None),
         ({"error": {"message": "Got LoRA adapter that has never been loaded: policy-v9"}}, 400, UnknownVersion),
         ({"error": {"message": "The request queue is full.", "code": 503}}, 200, EngineOverloaded),

@@ -324,7 +324,7 @@ def _check_score(request: ScoreRequest, context_length: int, vocabulary: int) ->
     """What the server might trip over never reaches it."""
     if not 1 <= request.start < len(request.ids):
         raise InvalidEngineRequest("start lies between 1 and the number of ids, exclusively", param="start")
-    if len(request.ids) >= context_length:
+    if len(request.ids) > context_length:
         message = f"{len(request.ids)} ids do not fit into a context of {context_length}"
         raise InvalidEngineRequest(message, param="ids", code="context_length_exceeded")
     if not all(0 <= token < vocabulary for token in request.ids):

@@ -11,11 +11,12 @@ import uvloop
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.models import available_devices, choose_device, resolve_model
+from openclaw_rl.models import available_devices, choose_device, context_length, resolve_model
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
 from openclaw_rl.serving.engines.sglang.client import SglangEngine
 from openclaw_rl.serving.engines.sglang.requirements import unmet
+from openclaw_rl.serving.engines.sglang.wire import RESERVED_TOKENS
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.ports import base_url, resolve_port
 from openclaw_rl.supervision.process import LoopReporter
@@ -103,14 +104,16 @@ def launch(config: Config, port: int) -> ExternalServer:
     """
     engine, model = config.engine, config.model
     device = choose_device(model.device, available_devices())
+    directory = resolve_model(model)
+    context = min(engine.context_length + RESERVED_TOKENS, context_length(directory))
     lora = config.training.lora
     options = {
-        "--model-path": str(resolve_model(model)),
+        "--model-path": str(directory),
         "--host": engine.host,
         "--port": str(port),
         "--device": device,
         "--dtype": model.dtype,
-        "--context-length": str(engine.context_length),
+        "--context-length": str(context),
         "--max-running-requests": str(engine.max_parallel),
         "--max-queued-requests": str(config.serving.max_queue),
         "--chunked-prefill-size": str(engine.prefill_chunk_tokens),

@@ -31,6 +31,8 @@ from openclaw_rl.types import BASE_VERSION, FinishReason, PolicyVersion, Samplin
 
 Json = dict[str, Any]
 
+RESERVED_TOKENS = 8
+"""Of its context SGLang keeps a few tokens to itself: a prompt is at least seven shorter, and with its answer two."""
 UNTOUCHED = "default"
 """What SGLang calls the weights that it was started with."""
 _WEIGHTS = re.compile(r"(base|policy-v([1-9]\d*))\.[0-9a-f]+")
@@ -291,7 +293,10 @@ def scores_of(body: Mapping[str, Any], ids: Sequence[int], start: int) -> tuple[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Models:
-    """What /v1/models lists: the context (tokens), and the LoRA versions by number; names of others are left out."""
+    """What /v1/models lists: the tokens that prompt and answer may have together, and the LoRA versions by number.
+
+    Names of others are left out.
+    """
 
     context_length: int
     adapters: frozenset[int]
@@ -307,7 +312,7 @@ def models_of(body: Mapping[str, Any]) -> Models:
         cards = body["data"]
         named = [_ADAPTER.fullmatch(card["id"]) for card in cards if card.get("parent")]
         return Models(
-            context_length=int(cards[0]["max_model_len"]),
+            context_length=int(cards[0]["max_model_len"]) - RESERVED_TOKENS,
             adapters=frozenset(int(found.group(1)) for found in named if found is not None),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -358,7 +363,7 @@ def error_of(body: Mapping[str, Any], status: int) -> EngineError:
 def _as_error(message: str, status: int) -> EngineError:
     if "never been loaded" in message or "are not loaded" in message:
         return UnknownVersion("SGLang has not loaded this policy version", param="model")
-    if "context length" in message:
+    if "context length" in message or "maximum allowed length" in message:
         return InvalidEngineRequest(message, param="messages", code="context_length_exceeded")
     if "queue is full" in message:
         return EngineOverloaded("SGLang's queue is full")
