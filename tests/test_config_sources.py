@@ -202,10 +202,11 @@ def test_set_of_an_unknown_key_or_without_a_value() -> None:
     assert "write --set key=value" in error_of(lambda: from_flags([("--set", "training.lr")]))
 
 
-@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+@pytest.mark.parametrize("backend", ["tinker"])
 def test_a_backend_that_is_not_there_names_those_that_are(backend: str) -> None:
     message = error_of(lambda: from_flags([("--backend", backend)]))
-    assert message == f"--backend {backend}: not available yet; this version has embedded, scripted and openai"
+    have = "embedded, vllm, sglang, openai and scripted"
+    assert message == f"--backend {backend}: not available yet; this version has {have}"
 
 
 def test_a_value_out_of_bounds_is_named_with_its_source() -> None:

@@ -10,15 +10,34 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, model_validator
 
 from openclaw_rl.config_base import LOOPBACK, Count, Positive, Section
+from openclaw_rl.config_sglang import SglangConfig
+
+SERVERS = frozenset({"vllm", "sglang"})
+"""Kinds that are another program's server, for which our engine process speaks."""
+
+
+class VllmConfig(Section):
+    """What only vLLM is given; used where `engine.kind = vllm` and the engine process starts vLLM itself."""
+
+    python: Path | None = None
+    """The interpreter that vLLM is installed for; unset: `.venv-vllm/bin/python`, which `make vllm` creates."""
+    kv_cache_gib: Count = 1
+    """Memory for the KV cache (GiB) where vLLM computes on the CPU; on a GPU vLLM takes its own share."""
+    compile: bool = False
+    """Let vLLM compile the model at its start: minutes on a CPU, and faster afterwards."""
+    start_timeout_s: Positive = 600.0
+    """How long vLLM may take until it answers."""
 
 
 class EngineConfig(Section):
-    """The engine that generates: `embedded` is a Transformers process of its own, `openai` any upstream that speaks
-    OpenAI's chat completions; `scripted` is a fake for tests."""
+    """The engine that generates: `embedded` is a Transformers process of its own; `vllm` a vLLM server that the engine
+    process starts, or finds at `urls`, `sglang` the same with SGLang; `openai` any upstream that speaks OpenAI's chat
+    completions; `scripted` is a fake for tests."""
 
-    kind: Literal["embedded", "scripted", "openai"] = "embedded"
+    kind: Literal["embedded", "vllm", "sglang", "openai", "scripted"] = "embedded"
     urls: tuple[str, ...] = ()
-    """Where engines that run already answer, such as `https://host/v1`; several are replicas of one engine."""
+    """Where engines that run already answer: a vLLM or SGLang (`http://HOST:PORT`) instead of one that is started
+    here, or upstreams (`https://HOST/v1`), of which several are replicas of one engine."""
     replicas: Count = 1
     """Engine processes of kind = embedded, each with a copy of the model; a session stays on one of them."""
     api_key: SecretStr | None = None
@@ -45,6 +64,10 @@ class EngineConfig(Section):
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes one fewer than the machine has, at least one."""
     load_timeout_s: Positive = 120.0
+    extra_args: tuple[str, ...] = ()
+    """Arguments passed on to the vLLM or SGLang that is started; the last word where they repeat one of ours."""
+    vllm: VllmConfig = VllmConfig()
+    sglang: SglangConfig = SglangConfig()
     script: Path | None = None
     """The scripted engine's answers (JSON); only for kind = scripted."""
 
@@ -62,6 +85,22 @@ class EngineConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _server_of_another_program(self) -> EngineConfig:
+        if self.kind not in SERVERS:
+            if self.extra_args:
+                raise ValueError("engine.extra_args is only for engine.kind = vllm or sglang")
+            return self
+        if self.urls and self.extra_args:
+            raise ValueError("engine.extra_args are for a server that is started here, not for one at engine.urls")
+        if len(self.urls) > 1:
+            raise ValueError(f"engine.urls takes one address with engine.kind = {self.kind}")
+        for url in self.urls:
+            address = urlsplit(url)
+            if address.scheme != "http" or not address.hostname or address.port is None:
+                raise ValueError(f"engine.urls are of the form http://HOST:PORT, not {url}")
+        return self
+
+    @model_validator(mode="after")
     def _addresses(self) -> EngineConfig:
         if self.kind == "openai" and not self.urls:
             raise ValueError("engine.kind = openai needs engine.urls, the upstream's base URL: https://HOST/v1")
@@ -71,7 +110,8 @@ class EngineConfig(Section):
         if ours and self.urls and len(self.urls) != self.replicas:
             raise ValueError(f"engine.urls is not for engine.kind = {self.kind}: `up` starts engine.replicas of it")
         if not ours and self.replicas > 1:
-            raise ValueError(f"engine.replicas is not for engine.kind = {self.kind}: name each in engine.urls")
+            other = "name each in engine.urls" if self.kind == "openai" else "one server of it is spoken to"
+            raise ValueError(f"engine.replicas is not for engine.kind = {self.kind}: {other}")
         for url in self.urls:
             address = urlsplit(url)
             if address.scheme not in {"http", "https"} or not address.hostname:

@@ -305,7 +305,7 @@ def flag_key(flag: str) -> str:
 def _no_such_backend(name: str) -> str:
     *most, last = typing.get_args(_by_key()["engine.kind"].annotation)
     have = f"{', '.join(most)} and {last}"
-    known = name in {"vllm", "sglang", "tinker"}
+    known = name == "tinker"
     return f"--backend {name}: {'not available yet' if known else 'no such engine'}; this version has {have}"
 
 

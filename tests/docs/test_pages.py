@@ -25,8 +25,8 @@ from tests.training.support import mixed_samples, tiny_trainer
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
 BENCHMARKS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-MADE_BY_A_RUN = ("RUN_DIR/", "openclaw-run/", "demo-run/", "checkpoints/", "adapter/")
-"""Paths that a deployment makes, not the repository; `test_commands` looks for them in a real one."""
+MADE_BY_A_RUN = ("RUN_DIR/", "openclaw-run/", "demo-run/", "checkpoints/", "adapter/", ".venv-")
+"""Paths that a deployment or `make` makes, not the repository; `test_commands` looks for them in a real one."""
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 

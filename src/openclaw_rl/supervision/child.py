@@ -31,7 +31,9 @@ MODULES: Mapping[LoopName, str] = {
 }
 ENGINE_MODULES: Mapping[str, str] = {
     "embedded": "openclaw_rl.serving.engines.embedded.server",
+    "vllm": "openclaw_rl.serving.engines.vllm.server",
     "scripted": "openclaw_rl.testing.scripted_engine",
+    "sglang": "openclaw_rl.serving.engines.sglang.server",
     "openai": "openclaw_rl.serving.engines.openai.watcher",
 }
 """Each has `run(config, stop)`, which returns once `stop` is set."""

@@ -67,14 +67,14 @@ def ending_at_once() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """End this process when its parent ends, even by SIGKILL, so that no loop outlives its supervisor.
+def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGTERM) -> None:
+    """End this process (by the signal `how`) when its parent ends, even by SIGKILL: no loop outlives its supervisor.
 
     Linux only; elsewhere a supervisor that is killed leaves its loops running until they are told to stop.
     """
     if not TIED_TO_PARENT:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent_pid:  # it ended before the call above
         os._exit(1)
 

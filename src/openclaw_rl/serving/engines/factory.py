@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
-from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.engines.protocol import Engine, EngineCapabilities
+from openclaw_rl.serving.engines.sglang.capabilities import CAPABILITIES as SGLANG
+from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES as VLLM
+
+SPOKEN_FOR: Mapping[str, EngineCapabilities] = {"vllm": VLLM, "sglang": SGLANG}
+"""Servers for which the engine process speaks, in the embedded engine's HTTP; and what each can do."""
 
 
 def connect(config: Config) -> Engine:
@@ -12,7 +19,10 @@ def connect(config: Config) -> Engine:
 
     Where `engine.urls` names several, it is one adapter to all of them.
     """
-    urls = config.engine.urls
+    engine = config.engine
+    if engine.kind in SPOKEN_FOR:
+        return EmbeddedEngine.from_config(config, capabilities=SPOKEN_FOR[engine.kind])
+    urls = engine.urls
     if len(urls) < 2:
         return adapter(config, urls[0] if urls else None)
     from openclaw_rl.serving.engines.replicas.drains import DrainList
