@@ -462,6 +462,19 @@ class EngineContract:
             stream = next(stream for stream in ended if stream.versions[0] == number)
             assert_close(stream.logprobs, harness.transformers(version, stream), harness.bounds.transformers)
 
+    def test_the_gateway_notices_a_published_version(self, harness: EngineHarness, tmp_path: Path) -> None:
+        async def scenario(engine: Engine) -> None:
+            with record(tmp_path) as store:
+                keeper = VersionKeeper(store, engine, served_name="policy")
+                await keeper.refresh()
+                assert keeper.current == 0
+                version = harness.lora()
+                serve_version(store, version)
+                await keeper.refresh()
+                assert keeper.current == version.version
+
+        harness.run(scenario)
+
     # --- the engine goes ---------------------------------------------------------------------------------------
 
     def test_a_killed_engine_comes_back_with_the_version_in_service(
@@ -525,19 +538,6 @@ class EngineContract:
         plain = harness.transformers(None, old)
         assert_close(old.logprobs[:boundary], plain[:boundary], harness.bounds.transformers)
         assert_close(new.logprobs, harness.transformers(version, new), harness.bounds.transformers)
-
-    def test_the_gateway_notices_a_published_version(self, harness: EngineHarness, tmp_path: Path) -> None:
-        async def scenario(engine: Engine) -> None:
-            with record(tmp_path) as store:
-                keeper = VersionKeeper(store, engine, served_name="policy")
-                await keeper.refresh()
-                assert keeper.current == 0
-                version = harness.lora()
-                serve_version(store, version)
-                await keeper.refresh()
-                assert keeper.current == version.version
-
-        harness.run(scenario)
 
 
 async def _is_ready(http: httpx.AsyncClient) -> bool:

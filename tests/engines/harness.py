@@ -87,7 +87,7 @@ class EngineHarness:
         try:
             self.start()
         except BaseException:
-            self.kill()
+            self.stop()
             raise
         return self
 
