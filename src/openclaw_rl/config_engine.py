@@ -30,9 +30,9 @@ class VllmConfig(Section):
 
 
 class EngineConfig(Section):
-    """The engine that generates: `embedded` is a Transformers process of its own; `vllm` a vLLM server that the engine
-    process starts, or finds at `urls`, `sglang` the same with SGLang; `openai` any upstream that speaks OpenAI's chat
-    completions; `scripted` is a fake for tests."""
+    """The engine that generates: `embedded` is a Transformers process of its own; `vllm` a vLLM server that the
+    engine process starts, or finds at `urls`; `sglang` the same with SGLang; `openai` any upstream that speaks
+    OpenAI's chat completions; `scripted` is a fake for tests."""
 
     kind: Literal["embedded", "vllm", "sglang", "openai", "scripted"] = "embedded"
     urls: tuple[str, ...] = ()
