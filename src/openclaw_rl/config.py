@@ -71,6 +71,9 @@ class ServingConfig(Section):
     """Requests accepted at once; above it clients get 429 with Retry-After."""
     engine_wait_s: Positive = 15.0
     """How long a request waits for an engine that is away; then 503 with Retry-After."""
+    on_update: Literal["seamless", "refuse"] = "seamless"
+    """While a version is published: `seamless`, nobody notices; `refuse`, as the earlier system did, to compare with:
+    new requests get 503, answers that are being written are cut."""
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:

@@ -19,7 +19,7 @@ from openclaw_rl.store.outage import Patience, StoppedInOutage
 from openclaw_rl.supervision.process import LoopReporter, ending_at_once
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
 from openclaw_rl.training.plain_answers import plain_answers
-from openclaw_rl.training.publish import PUBLISH, EnginePublisher
+from openclaw_rl.training.publish import PAUSE_S, PUBLISH, EnginePublisher
 from openclaw_rl.training.teacher_setup import teacher_of, teacher_prompt
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import LoopName
@@ -43,7 +43,12 @@ def run(config: Config, stop: threading.Event) -> None:
                 return
             renderer = Renderer(load_tokenizer(resolve_model(config.model)))
             trainer = load_trainer(config, renderer)
-        publisher = EnginePublisher(store, _connector(config), timeout_s=config.training.publish_timeout_s)
+        publisher = EnginePublisher(
+            store,
+            _connector(config),
+            timeout_s=config.training.publish_timeout_s,
+            pause_s=PAUSE_S if config.serving.on_update == "refuse" else 0.0,
+        )
         TrainingLoop(
             config=config,
             store=store,

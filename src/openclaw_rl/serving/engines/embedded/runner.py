@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.serving.engines.embedded.adapters import AdapterPool
-from openclaw_rl.serving.engines.embedded.cache import KvShape, PackedStep, Slot, segments_of, use_slot_attention
+from openclaw_rl.serving.engines.embedded.cache import KvShape, Slot
+from openclaw_rl.serving.engines.embedded.slot_attention import PackedStep, segments_of, use_slot_attention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class ModelRunner:
 
         Pieces of one version should stand together: each run of them costs small matrix products of its own.
         """
-        segments = segments_of([(piece.slot, len(piece.tokens)) for piece in pieces], self.shape)
+        segments = segments_of([(piece.slot, len(piece.tokens)) for piece in pieces])
         ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -48,7 +49,7 @@ class ModelRunner:
             positions += range(segment.past, segment.past + segment.length)
             wanted += [segment.begin + offset for offset in piece.wanted]
         device = self.shape.device
-        step = PackedStep(segments)
+        step = PackedStep(segments, self.shape)
         with self._adapters.applied(_runs(pieces)):
             output = self._model(
                 input_ids=torch.tensor([ids], device=device),
