@@ -77,6 +77,9 @@ class ServingConfig(Section):
     on_publish: Literal["all", "rolling"] = "all"
     """With several replicas: a new version is in service once every healthy one has it (`all`), or from the first on,
     while the others take it one after the other and answer with the one before until then (`rolling`)."""
+    on_update: Literal["seamless", "refuse"] = "seamless"
+    """While a version is published: `seamless`, nobody notices; `refuse`, as the earlier system did, to compare with:
+    new requests get 503, answers that are being written are cut."""
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:

@@ -55,7 +55,8 @@ class EngineConfig(Section):
     context_length: Count = 2048
     """Prompt and answer together, tokens; never more than the model's own."""
     prefill_chunk_tokens: Count = 32
-    """A long prompt is read in pieces of this size, so that other streams go on between them."""
+    """A long prompt is read in pieces of about this size, so that other streams go on between them: two tokens more
+    for each stream, four times as many while there is none."""
     max_versions: Count = 4
     """LoRA versions kept loaded; one in use is never unloaded."""
     max_full_versions: Annotated[int, Field(ge=2)] = 2

@@ -323,6 +323,8 @@ COMMANDS: dict[str, Entry] = {
     ),
     # Benchmarks
     'make bench ARGS="training --json"': make('bench ARGS="training --json"', "python -m benchmarks training --json"),
+    'make bench ARGS="engine --json"': make('bench ARGS="engine --json"', "python -m benchmarks engine --json"),
+    'make bench ARGS="update --json"': make('bench ARGS="update --json"', "python -m benchmarks update --json"),
     'make bench ARGS="gateway --json"': make('bench ARGS="gateway --json"', "python -m benchmarks gateway --json"),
     'make test-fast ARGS="tests/training -x"': make(
         'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'

@@ -21,7 +21,7 @@ from openclaw_rl.store.outage import Patience, StoppedInOutage
 from openclaw_rl.supervision.process import LoopReporter, ending_at_once, give_way
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
 from openclaw_rl.training.plain_answers import plain_answers
-from openclaw_rl.training.publish import PUBLISH, EnginePublisher
+from openclaw_rl.training.publish import PAUSE_S, PUBLISH, EnginePublisher
 from openclaw_rl.training.teacher_setup import teacher_of, teacher_prompt
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import LoopName
@@ -46,7 +46,12 @@ def run(config: Config, stop: threading.Event) -> None:
             check_engine(config)
             renderer = Renderer(load_tokenizer(resolve_model(config.model)))
             trainer = load_trainer(config, renderer)
-        publisher = EnginePublisher(store, _connector(config), timeout_s=config.training.publish_timeout_s)
+        publisher = EnginePublisher(
+            store,
+            _connector(config),
+            timeout_s=config.training.publish_timeout_s,
+            pause_s=PAUSE_S if config.serving.on_update == "refuse" else 0.0,
+        )
         TrainingLoop(
             config=config,
             store=store,

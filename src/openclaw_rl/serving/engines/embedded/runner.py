@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.serving.engines.embedded.adapters import AdapterPool
-from openclaw_rl.serving.engines.embedded.cache import KvShape, PackedStep, Slot, segments_of, use_slot_attention
+from openclaw_rl.serving.engines.embedded.cache import KvShape, Slot
+from openclaw_rl.serving.engines.embedded.slot_attention import PackedStep, segments_of, use_slot_attention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +53,7 @@ class ModelRunner:
 
     def _pass(self, pieces: Sequence[Piece], whole: Any | None) -> list[Tensor]:
         """Run pieces of one model: a whole version's, or (None) the base with its adapters."""
-        segments = segments_of([(piece.slot, len(piece.tokens)) for piece in pieces], self.shape)
+        segments = segments_of([(piece.slot, len(piece.tokens)) for piece in pieces])
         ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -61,7 +62,7 @@ class ModelRunner:
             positions += range(segment.past, segment.past + segment.length)
             wanted += [segment.begin + offset for offset in piece.wanted]
         device = self.shape.device
-        step = PackedStep(segments)
+        step = PackedStep(segments, self.shape)
         with self._adapters.applied([] if whole is not None else _runs(pieces)):
             output = (self._model if whole is None else whole)(
                 input_ids=torch.tensor([ids], device=device),

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from openclaw_rl.policy_files import verify_manifest
-from openclaw_rl.serving.engines.embedded.cache import use_slot_attention
+from openclaw_rl.serving.engines.embedded.slot_attention import use_slot_attention
 from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
 
 T = TypeVar("T")
