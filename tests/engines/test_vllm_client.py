@@ -273,7 +273,7 @@ def test_a_client_that_leaves_closes_its_stream(tiny: Path) -> None:
 def test_a_full_queue_is_an_overload(tiny: Path) -> None:
     async def scenario() -> None:
         fake = FakeVllm(hold=asyncio.Event())
-        limits = {"engine": {"max_parallel": 1}, "serving": {"max_queue": 1}}
+        limits: dict[str, Any] = {"engine": {"max_parallel": 1}, "serving": {"max_queue": 1}}
         async with engine_for(fake, tiny, **limits) as engine:
             streams = [Stream(engine, request()) for _ in range(2)]
             for stream in streams:

@@ -34,7 +34,8 @@ def test_a_name_goes_with_the_weights(tmp_path: Path) -> None:
 
 
 def test_an_adapter_in_use_goes_with_its_last_request() -> None:
-    versions, unloaded = LoadedVersions(2), []
+    versions = LoadedVersions(2)
+    unloaded: list[str] = []
     versions.add(1, "one")
     with using(versions, 1, unloaded.append) as served, using(versions, 1, unloaded.append):
         assert (served.model, served.version) == ("one", 1)
@@ -47,7 +48,8 @@ def test_an_adapter_in_use_goes_with_its_last_request() -> None:
 
 
 def test_one_that_was_leaving_and_is_loaded_again_stays() -> None:
-    versions, unloaded = LoadedVersions(2), []
+    versions = LoadedVersions(2)
+    unloaded: list[str] = []
     versions.add(1, "one")
     with using(versions, 1, unloaded.append):
         versions.leave(1)
