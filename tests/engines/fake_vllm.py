@@ -70,8 +70,6 @@ def create_fake(fake: FakeVllm) -> FastAPI:
         body = await request.json()
         if not fake.scale_out:
             return _error(403, "start it with --enable-scale-out")
-        if "token_ids" not in body:
-            return _error(400, "token_ids is missing")
         fake.asked.append(body)
         if body["model"] not in {"theirs", *fake.adapters}:
             return _error(404, "no such model")
@@ -79,7 +77,9 @@ def create_fake(fake: FakeVllm) -> FastAPI:
             return JSONResponse(_whole(fake, body))
         return StreamingResponse(_stream(fake, body), media_type="text/event-stream")
 
-    _add_versions(app, fake)
+    if fake.lora:
+        _add_adapters(app, fake)
+    _add_weights(app, fake)
     return app
 
 
@@ -114,12 +114,10 @@ async def _stream(fake: FakeVllm, body: Json) -> AsyncIterator[str]:
         fake.open -= 1
 
 
-def _add_versions(app: FastAPI, fake: FakeVllm) -> None:
+def _add_adapters(app: FastAPI, fake: FakeVllm) -> None:
     @app.post("/v1/load_lora_adapter")
     async def load(request: Request) -> Response:
         body = await request.json()
-        if not fake.lora:
-            return _error(404, "Not Found")
         if "lora_name" not in body:
             return _error(400, "lora_name is missing")
         if fake.refuse_adapter is not None:
@@ -135,6 +133,8 @@ def _add_versions(app: FastAPI, fake: FakeVllm) -> None:
         fake.unloaded.append(name)
         return PlainTextResponse("ok") if fake.adapters.pop(name, None) else _error(404, "not found")
 
+
+def _add_weights(app: FastAPI, fake: FakeVllm) -> None:
     @app.get("/weight_info")
     async def info() -> Response:
         return JSONResponse({"weight_version": fake.label}) if fake.developer else _error(404, "Not Found")

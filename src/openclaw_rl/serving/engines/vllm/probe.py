@@ -38,9 +38,10 @@ async def check_server(api: VllmApi) -> Found:
     if card is None:
         raise EngineError("vLLM names no model")
     base = str(card["id"])
-    if await api.status_of("POST", wire.GENERATE, {}) != HTTPStatus.BAD_REQUEST:
+    one = {"model": base, "token_ids": list(_PROBE_IDS), "sampling_params": {"max_tokens": 1}}
+    if await api.status_of("POST", wire.GENERATE, one) != HTTPStatus.OK:
         raise _lacks("the route for tokens in, tokens out", "--enable-scale-out, vLLM 0.32 or newer")
-    if await api.status_of("POST", "/v1/load_lora_adapter", {}) == HTTPStatus.NOT_FOUND:
+    if await api.status_of("GET", "/v1/load_lora_adapter") != HTTPStatus.METHOD_NOT_ALLOWED:  # it takes POST
         raise _lacks("loading adapters", "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment")
     if not await _says_what_it_draws_from(api, base):
         raise _lacks("log-probabilities at the temperature of sampling", "--logprobs-mode processed_logprobs")
