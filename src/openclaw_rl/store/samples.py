@@ -7,11 +7,12 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, select, update
 
-from openclaw_rl.store.codec import unpack_ids
+from openclaw_rl.store.codec import BYTES_PER_ID, unpack_ids
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.origins import origin_of
@@ -44,6 +45,15 @@ class ReadySamples:
 
     count: int
     oldest_created_at: float | None
+
+
+def within(lengths: Sequence[tuple[str, int]], max_tokens: int | None) -> list[str]:
+    """The first of these (id, tokens) whose tokens together are at most `max_tokens`; the very first in any case."""
+    if max_tokens is None:
+        return [name for name, _ in lengths]
+    ends = list(accumulate(tokens for _, tokens in lengths))
+    fitting = sum(end <= max_tokens for end in ends)
+    return [name for name, _ in lengths[: max(1, fitting)]]
 
 
 def move_samples(
@@ -111,8 +121,10 @@ class SampleStore:
                 move_samples(connection, stale, SampleState.EXPIRED, reason="stale")
             return len(stale)
 
-    def claim(self, size: int, lease_s: float) -> list[Sample]:
+    def claim(self, size: int, lease_s: float, *, max_tokens: int | None = None) -> list[Sample]:
         """Claim up to `size` ready samples under a lease, the oldest first (of one moment: by id).
+
+        With `max_tokens` only as many as have no more tokens together (prompts and answers), and at least one.
 
         The rollouts of a group come together, also where that is more. A sample whose row holds what nobody can train
         is rejected for it, and not among them.
@@ -120,13 +132,15 @@ class SampleStore:
         now = time.time()
         with self._database.write() as connection:
             _return_expired_leases(connection, now)
+            tokens = (func.length(turns.c.prompt_ids) + func.length(turns.c.response_ids)) / BYTES_PER_ID
             query = (
-                select(samples.c.turn_id)
+                select(samples.c.turn_id, tokens)
+                .join(turns, turns.c.turn_id == samples.c.turn_id)
                 .where(samples.c.state == SampleState.READY.value)
                 .order_by(samples.c.created_at, samples.c.turn_id)
                 .limit(size)
             )
-            claimed = list(connection.execute(query).scalars())
+            claimed = within([row._tuple() for row in connection.execute(query)], max_tokens)
             if not claimed:
                 return []
             claimed = whole_groups(connection, claimed)

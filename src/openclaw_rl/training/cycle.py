@@ -233,7 +233,10 @@ class TrainingLoop:
             self._reporter.waiting(closed, ready=ready.count)
             return []
         usable = []
-        for sample in claims or self._store.samples.claim(decision.size, self._config.training.lease_s):
+        training = self._config.training
+        for sample in claims or self._store.samples.claim(
+            decision.size, training.lease_s, max_tokens=training.max_tokens_per_step
+        ):
             reason = self._trainer.unusable(sample)
             if reason is None:
                 usable.append(sample)
