@@ -193,8 +193,8 @@ class TrainingConfig(Section):
     """Tokens in one forward pass (a longer conversation is a pass of its own); memory grows with it, about 1.5 MB a
     token for SmolLM2. On a CPU more is no faster."""
     max_tokens_per_step: Count | None = None
-    """Tokens in one step, prompts and answers together: of a batch that is due the oldest samples that fit are trained
-    (at least one), and the others wait for the next step. Unset: the whole batch."""
+    """Tokens in one step, prompts and answers together: of a batch that is due the oldest samples that fit are
+    trained (at least one), and the others wait for the next step. Unset: the whole batch."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input, compute the rest anew for the gradient: a third slower, in much less memory."""
     max_staleness: Count = 8

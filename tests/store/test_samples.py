@@ -27,11 +27,15 @@ def test_samples_come_back_as_they_went_in_the_oldest_first(store: Store) -> Non
 def test_a_batch_takes_what_fits_in_its_tokens_and_at_least_one_sample(store: Store) -> None:
     made = to_sample(store, "t1", "t2", "t3")
     tokens = [len(sample.tokens.prompt_ids) + len(sample.tokens.response_ids) for sample in made]
-    assert store.samples.claim(3, 60.0, max_tokens=sum(tokens[:2])) == made[:2]
-    store.samples.release_claims()
-    assert store.samples.claim(3, 60.0, max_tokens=sum(tokens[:2]) - 1) == made[:1]
-    store.samples.release_claims()
-    assert store.samples.claim(3, 60.0, max_tokens=1) == made[:1]
+
+    def claimed(max_tokens: int) -> list[str]:
+        store.samples.release_claims()
+        return [sample.turn_id for sample in store.samples.claim(3, 60.0, max_tokens=max_tokens)]
+
+    assert claimed(sum(tokens)) == ["t1", "t2", "t3"]
+    assert claimed(sum(tokens[:2])) == ["t1", "t2"]
+    assert claimed(sum(tokens[:2]) - 1) == ["t1"]
+    assert claimed(1) == ["t1"]
 
 
 def test_a_turn_becomes_a_sample_once(store: Store) -> None:
