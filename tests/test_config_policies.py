@@ -8,7 +8,6 @@ import pytest
 from pydantic import ValidationError
 
 from openclaw_rl.config import Config
-from openclaw_rl.config_policies import PoliciesConfig, check_policies
 
 KEYS = [{"name": "phone", "key": "secret"}]
 
@@ -23,6 +22,16 @@ def test_one_policy_for_all_by_default() -> None:
     [
         ({"policies": {"per": "key"}}, "serving.api_keys"),
         ({"policies": {"per": "user"}, "training": {"resume_from_checkpoint": "x"}}, "resume_from_checkpoint"),
+        ({"policies": {"per": "user"}, "training": {"use_lora": False}}, "use_lora"),
+        ({"policies": {"per": "user"}, "engine": {"replicas": 2}}, "needs one engine, not 2"),
+        (
+            {
+                "policies": {"per": "user"},
+                "engine": {"kind": "openai", "upstream_model": "m", "urls": ["http://a/v1", "http://b/v1"]},
+            },
+            "needs one engine, not 2",
+        ),
+        ({"policies": {"per": "user"}, "rollout": {"rollout_function_path": "mine.f"}}, "serving.api_keys"),
         ({"policies": {"per": "session"}}, "per"),
     ],
 )
@@ -33,9 +42,3 @@ def test_what_cannot_be_had_is_an_error(tree: dict[str, Any], says: str) -> None
 
 def test_a_key_of_ones_own_is_enough() -> None:
     assert Config.model_validate({"policies": {"per": "key"}, "serving": {"api_keys": KEYS}}).policies.owned
-
-
-def test_whole_models_are_nobodys_own() -> None:
-    with pytest.raises(ValueError, match="use_lora"):
-        check_policies(PoliciesConfig(per="user"), keys=0, resume_from="auto", use_lora=False)
-    check_policies(PoliciesConfig(), keys=0, resume_from="x", use_lora=False)

@@ -202,10 +202,11 @@ def test_set_of_an_unknown_key_or_without_a_value() -> None:
     assert "write --set key=value" in error_of(lambda: from_flags([("--set", "training.lr")]))
 
 
-@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+@pytest.mark.parametrize("backend", ["tinker"])
 def test_a_backend_that_is_not_there_names_those_that_are(backend: str) -> None:
     message = error_of(lambda: from_flags([("--backend", backend)]))
-    assert message == f"--backend {backend}: not available yet; this version has embedded and scripted"
+    have = "embedded, vllm, sglang, openai and scripted"
+    assert message == f"--backend {backend}: not available yet; this version has {have}"
 
 
 def test_a_value_out_of_bounds_is_named_with_its_source() -> None:
@@ -366,3 +367,36 @@ def test_no_torch_is_loaded(module: str) -> None:
     code = f"import openclaw_rl.{module}, sys; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
+
+
+UPSTREAM = {"--engine.kind": "openai", "--engine.urls": "https://h/v1", "--engine.upstream_model": "big"}
+
+
+def test_an_upstream_is_configured_by_three_words_and_its_key_is_never_shown() -> None:
+    environ = {"OPENCLAW_RL_ENGINE__API_KEY": "sk-secret"}
+    config = resolve([*from_environment(environ), *from_flags(UPSTREAM.items())]).config
+    assert (config.engine.kind, config.engine.urls, config.engine.upstream_model) == (
+        "openai",
+        ("https://h/v1",),
+        "big",
+    )
+    assert config.engine.api_key is not None
+    assert config.engine.api_key.get_secret_value() == "sk-secret"
+    assert "sk-secret" not in to_toml(config)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"--engine.urls": ""}, "needs engine.urls"),
+        ({"--engine.upstream_model": ""}, "needs engine.upstream_model"),
+        ({"--engine.urls": "h:80/v1"}, "is no http:// or https:// URL"),
+        ({"--engine.urls": "https://sk-secret@h/v1"}, "the key goes to engine.api_key"),
+        ({"--engine.urls": "https://h/v1,https://h/v1/"}, "names one address twice"),
+        ({"--engine.kind": "embedded"}, "only for engine.kind = openai"),
+    ],
+)
+def test_an_upstream_that_cannot_be_asked_is_refused(changed: dict[str, str], words: str) -> None:
+    message = error_of(lambda: from_flags({**UPSTREAM, **changed}.items()))
+    assert words in message
+    assert "sk-secret" not in message

@@ -23,7 +23,9 @@ class PoliciesConfig(Section):
         return self.per != "none"
 
 
-def check_policies(policies: PoliciesConfig, *, keys: int, resume_from: str, use_lora: bool) -> None:
+def check_policies(
+    policies: PoliciesConfig, *, keys: int, resume_from: str, use_lora: bool, engines: int, rollouts: bool
+) -> None:
     """Refuse what cannot be had together.
 
     Args:
@@ -31,6 +33,8 @@ def check_policies(policies: PoliciesConfig, *, keys: int, resume_from: str, use
         keys: how many API keys are configured.
         resume_from: `training.resume_from_checkpoint`.
         use_lora: whether adapters are trained, not whole models.
+        engines: how many there are of the engine.
+        rollouts: whether rollouts of tasks are made.
 
     Raises:
         ValueError: naming the options.
@@ -42,6 +46,10 @@ def check_policies(policies: PoliciesConfig, *, keys: int, resume_from: str, use
         raise ValueError(f"{per} needs serving.api_keys: without a key nobody has a policy")
     if not use_lora:
         raise ValueError(f"{per} needs training.use_lora = true: an owner's policy is an adapter on the shared base")
+    if engines > 1:
+        raise ValueError(f"{per} needs one engine, not {engines}: replicas serve one policy (engine.replicas, urls)")
+    if rollouts and not keys:
+        raise ValueError(f"{per} with rollout.tasks needs serving.api_keys: rollouts are the policy's of their key")
     if resume_from != "auto":
         raise ValueError(
             f"{per} and training.resume_from_checkpoint = {resume_from}: a checkpoint begins the shared policy only"

@@ -7,12 +7,18 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.config import Config, PoliciesConfig
 from openclaw_rl.serving.engines.embedded.service import EmbeddedService
 from openclaw_rl.serving.engines.protocol import EngineOverloaded
 from openclaw_rl.types import PolicyVersion
 from tests.engines.support import Answer, ask, config_for, plain_logprobs, plain_model, request, with_service
 
 PROMPT = "Tell me about a river and a town, and be brief about it."
+
+
+def owned(model: Path) -> Config:
+    """Of an engine that holds two versions, where everybody has a policy."""
+    return config_for(model, max_versions=2).model_copy(update={"policies": PoliciesConfig(per="user")})
 
 
 def test_the_same_prompt_has_each_owners_own_log_probabilities(
@@ -58,7 +64,7 @@ def test_the_one_used_longest_ago_makes_room(tiny: Path, adapters: dict[int, Pol
             seen.append((await service.health()).loaded_versions)
         return seen
 
-    assert with_service(config_for(tiny, max_versions=2), body) == [(0, 1, 3), (0, 3, 4)]
+    assert with_service(owned(tiny), body) == [(0, 1, 3), (0, 3, 4)]
 
 
 def test_one_in_use_never_makes_room(tiny: Path, adapters: dict[int, PolicyVersion]) -> None:
@@ -81,4 +87,21 @@ def test_one_in_use_never_makes_room(tiny: Path, adapters: dict[int, PolicyVersi
         assert (await service.health()).loaded_versions == (0, 2, 3)
         await streams[1].aclose()
 
-    with_service(config_for(tiny, max_versions=2), body)
+    with_service(owned(tiny), body)
+
+
+def test_of_owners_the_one_used_last_may_make_room(tiny: Path, adapters: dict[int, PolicyVersion]) -> None:
+    """Nobody's policy is the one in service: who was answered last does not keep others waiting."""
+
+    async def body(service: EmbeddedService) -> tuple[int, ...]:
+        for number in (1, 2):
+            await service.load_version(adapters[number])
+        stream = service.chat(request(version=1, max_tokens=400))
+        await anext(stream)
+        await ask(service, request(version=2, max_tokens=2))
+        await service.load_version(adapters[3])
+        loaded = (await service.health()).loaded_versions
+        await stream.aclose()
+        return loaded
+
+    assert with_service(owned(tiny), body) == (0, 1, 3)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from openclaw_rl.config import Config, LoraConfig, PoliciesConfig, RolloutConfig
 from openclaw_rl.store import Store
-from openclaw_rl.store.samples import OwnerReady
+from openclaw_rl.store.ready_owners import OwnerReady
 from openclaw_rl.training.checkpoint import load_checkpoint
 from openclaw_rl.training.cycle import HINTS_TOLD, TrainingLoop
 from openclaw_rl.training.due import due_since, next_owner
@@ -58,11 +58,12 @@ def last_state(store: Store, owner: str) -> dict[str, Any]:
     step = store.samples.steps(owner)[-1]
     state = load_checkpoint(Path(step.checkpoint))
     return {
-        "adapter": state.adapter,
+        "weights": state.weights,
         "rng": state.rng,
         "averages": state.averages,
         "optimizer": state.optimizer["state"],
         "trained": state.trained,
+        "gate": state.gate,
     }
 
 
@@ -193,6 +194,33 @@ def test_a_claim_takes_one_owners_samples(store: Store) -> None:
     give(store, "bob", 10)
     assert [one.turn_id for one in store.samples.claim(8, 60.0, "ann")] == ["t0"]
     assert [(one.owner, one.count) for one in store.samples.ready_owners(2)] == [("bob", 1)]
+
+
+def test_a_batch_that_a_dead_trainer_held_is_its_owners_next_one(tmp_path: Path, store: Store) -> None:
+    """First of all, as it was, whoever else has waited longer, and whatever has come in since."""
+    give(store, "ann", 0, 1)
+    give(store, "bob", 10, 11)
+    held = [one.turn_id for one in store.samples.claim(2, 60.0, "bob")]
+    give(store, "bob", 12, 13)
+    assert store.samples.claiming_owners() == ["bob"]
+    assert store.samples.take_up_claims(60.0, "ann") == []
+    loop = make_loop(config_of(tmp_path), store)
+    loop.resume()
+    assert loop.cycle()
+    assert [(step.owner, list(step.sample_ids)) for step in store.samples.steps()] == [("bob", held)]
+    assert store.samples.claiming_owners() == []
+    while loop.cycle():
+        pass
+    assert [step.owner for step in store.samples.steps()] == ["bob", "ann", "bob"]
+
+
+def test_a_held_batch_of_a_pinned_owner_stops_nobody(tmp_path: Path, store: Store) -> None:
+    give(store, "ann", 0, 1)
+    give(store, "bob", 10, 11)
+    store.samples.claim(2, 60.0, "ann")
+    store.versions.pin(0, "ann")
+    work_off(make_loop(config_of(tmp_path), store))
+    assert [step.owner for step in store.samples.steps()] == ["bob"]
 
 
 # --- whose turn it is --------------------------------------------------------------------------------------

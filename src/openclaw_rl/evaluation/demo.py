@@ -15,6 +15,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.console import Console
 
 from openclaw_rl.config import Config, ModelConfig
+from openclaw_rl.config_sources import load_json
 from openclaw_rl.evaluation.demo_options import DemoOptions, demo_config
 from openclaw_rl.evaluation.demo_results import closing_lines, curve_of, failures, gather_report, results_page
 from openclaw_rl.evaluation.demo_run import DemoRun
@@ -25,10 +26,11 @@ from openclaw_rl.evaluation.memory import PeakMemory
 from openclaw_rl.evaluation.plot import save_plot
 from openclaw_rl.evaluation.report import DemoReport
 from openclaw_rl.evaluation.system_view import judge_scores, read_system_state
-from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
+from openclaw_rl.serving.engines.factory import connect
 from openclaw_rl.serving.engines.protocol import EngineError
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.deployment import Deployment, DeploymentError
+from openclaw_rl.supervision.state import child_config_path
 
 __all__ = ["DemoOptions", "main"]
 
@@ -132,7 +134,7 @@ class Demo:
 
     def _phases(self, deployment: Deployment, store: Store) -> DemoRun:
         """The run itself, on a deployment that is ready."""
-        engine = EmbeddedEngine(deployment.state.engine_url)
+        engine = connect(load_json(child_config_path(deployment.config.run_dir)))  # with the port that was taken
         return DemoRun(self._options, self._config, deployment, store, engine, self._ledger, self._phase)
 
     def _report(self, run: DemoRun, deployment: Deployment, memory: PeakMemory) -> DemoReport:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 from openclaw_rl.config import Config
-from openclaw_rl.policy_files import adapter_dir
+from openclaw_rl.policy_files import weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
@@ -36,11 +34,12 @@ from openclaw_rl.training.origin import begin
 from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
 from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
 from openclaw_rl.training.recovery import fall_back, newest_intact
+from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.turns_of_owners import Kept, KeptStates
 from openclaw_rl.training.window import closed_because
-from openclaw_rl.types import BASE_VERSION, LoopName, PolicyVersion, Sample, StepRecord, VersionState
+from openclaw_rl.types import BASE_VERSION, LoopName, PolicyVersion, Sample, VersionState
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +81,6 @@ class TrainingLoop:
         self._plain_answers = tuple(plain_answers)
         self._evaluate = load_evaluation(config.training.gate)
         self._metric_files = metric_files(config)
-        self._fresh = trainer.state()
         self._basis = BASE_VERSION
         self._owner: str | None = None
         self._kept = KeptStates(config.policies.states_in_memory)
@@ -125,9 +123,8 @@ class TrainingLoop:
             log.warning("claimed samples were not given back (%s)", type(error).__name__)
 
     def resume(self) -> None:
-        """Be where the last committed step left off; what a dead predecessor held is free again."""
+        """Be where the last committed step left off; the batch that a dead predecessor held is the next one."""
         self._reporter.working("resuming")
-        released = self._store.samples.release_claims()
         last = self._store.samples.last_step()
         removed = self._discard_after(last)
         begin(self._config, self._store, self._trainer)
@@ -136,7 +133,7 @@ class TrainingLoop:
         if not self._config.policies.owned:
             self._turn_to("")
         self._log_metrics()
-        log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
+        log.info("at step %d; %d leftovers removed", last, len(removed))
 
     def _discard_after(self, last_step: int) -> list[str]:
         known = self._store.turns.any_known
@@ -158,6 +155,7 @@ class TrainingLoop:
         outcome = self._step(samples)
         if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
+            self._store.status.count("steps_refused")
         elif self._commit(samples, outcome) and self._publish_candidates():
             self._follow_service()
             self._prune()
@@ -204,6 +202,9 @@ class TrainingLoop:
         if not self._config.policies.owned:
             return ""
         rollout, pinned = self._config.rollout, self._store.versions.pinned_owners()
+        begun = [owner for owner in self._store.samples.claiming_owners() if owner and owner not in pinned]
+        if begun:  # the batch that a dead predecessor held
+            return begun[0]
         ready = self._store.samples.ready_owners(rollout.batch_size)
         learning = [one for one in ready if one.owner and one.owner not in pinned]
         self._fruitless = {one.owner: self._fruitless[one.owner] for one in ready if one.owner in self._fruitless}
@@ -220,9 +221,7 @@ class TrainingLoop:
             self._follow_service()
             return
         if self._owner is not None:
-            readings = self._trainer.readings_kept()
-            kept = Kept(version=self._basis, state=self._trainer.state(), readings=readings)
-            self._kept.put(self._owner, kept)
+            self._kept.put(self._owner, Kept(version=self._basis, state=self._trainer.state()))
         self._owner = owner
         self._restore()
 
@@ -244,8 +243,6 @@ class TrainingLoop:
         basis = next(iter(reversed(candidates(self._store, owner))), self._store.versions.serving(owner)).version
         kept = self._kept.take(owner, basis) or self._read_from_disk(owner, basis)
         self._trainer.restore(dataclasses.replace(kept.state, step=last), weights_version=kept.version)
-        if self._config.policies.owned:
-            self._trainer.recall_readings(kept.readings)
         self._trainer.own = OwnSteps.of(self._store.samples.step_numbers(owner), last)
         self._basis = kept.version
 
@@ -255,8 +252,8 @@ class TrainingLoop:
         intact = newest_intact([step for step in steps if step.version <= basis and step.version not in rejected])
         if intact.damaged:
             fall_back(self._store, intact, owner)
-        state = self._fresh if intact.state is None else intact.state
-        return Kept(version=intact.version, state=state, readings=None)
+        state = self._trainer.fresh() if intact.state is None else intact.state
+        return Kept(version=intact.version, state=state)
 
     def _expire_stale(self) -> None:
         trainer = self._trainer
@@ -271,7 +268,8 @@ class TrainingLoop:
         owner = self._owner or ""
         ready = self._store.samples.ready(owner)
         decision = batch_due(ready.count, ready.oldest_created_at, time.time(), self._config.rollout)
-        if not decision.due:
+        claims = self._store.samples.take_up_claims(self._config.training.lease_s, owner)
+        if not decision.due and not claims:
             self._reporter.waiting(f"a batch: {decision.why}", ready=ready.count)
             return []
         closed = closed_because(
@@ -285,12 +283,16 @@ class TrainingLoop:
         usable = []
         if owner:
             self._fruitless[owner] = time.time()
-        for sample in self._store.samples.claim(decision.size, self._config.training.lease_s, owner):
+        training = self._config.training
+        for sample in claims or self._store.samples.claim(
+            decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
+        ):
             reason = self._trainer.unusable(sample)
             if reason is None:
                 usable.append(sample)
             else:
                 self._reject([sample], reason)
+                self._store.status.count("samples_unusable")
         return usable
 
     def _step(self, samples: list[Sample]) -> StepOutcome:
@@ -319,7 +321,6 @@ class TrainingLoop:
 
     def _reject(self, samples: list[Sample], reason: str) -> None:
         self._store.samples.reject([sample.turn_id for sample in samples], reason=reason)
-        self._store.status.count("steps_refused" if len(samples) > 1 else "samples_unusable")
 
     def _commit(self, samples: list[Sample], outcome: StepOutcome) -> bool:
         """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""
@@ -328,9 +329,9 @@ class TrainingLoop:
         checkpoint = save_checkpoint(self._trainer, root_of(self._config.checkpoints_dir.resolve(), owner))
         if outcome.refused is None and self._evaluate is not None:
             self._reporter.working(f"evaluating version {outcome.step}")
-            outcome = evaluated(outcome, self._evaluate, adapter_dir(checkpoint), self._config.training.gate)
+            outcome = evaluated(outcome, self._evaluate, weights_of(checkpoint).directory, self._config.training.gate)
         self._reporter.working(f"committing step {outcome.step}")
-        record, version = _rows_of(samples, outcome, checkpoint, owner)
+        record, version = rows_of(samples, outcome, checkpoint, owner)
         try:
             self._patience.until_done(lambda: self._store.samples.commit_step(record, version, basis=self._basis))
         except BasisChanged as error:
@@ -371,31 +372,3 @@ class TrainingLoop:
         prune_checkpoints(
             root_of(self._config.checkpoints_dir, owner), keep=keep, in_use=in_use | set(refused[-keep:])
         )
-
-
-def _rows_of(
-    samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path, owner: str
-) -> tuple[StepRecord, PolicyVersion]:
-    """What the store keeps of a step."""
-    now = time.time()
-    record = StepRecord(
-        step=outcome.step,
-        version=outcome.step,
-        sample_ids=tuple(sample.turn_id for sample in samples),
-        metrics={name: value for name, value in outcome.metrics.items() if math.isfinite(value)},
-        checkpoint=str(checkpoint),
-        seconds=outcome.seconds,
-        teacher=outcome.teacher,
-        owner=owner,
-        created_at=now,
-    )
-    version = PolicyVersion(
-        version=outcome.step,
-        state=VersionState.CANDIDATE if outcome.refused is None else VersionState.REJECTED,
-        path=str(adapter_dir(checkpoint)),
-        step=outcome.step,
-        created_at=now,
-        reason=outcome.refused,
-        owner=owner,
-    )
-    return record, version

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from openclaw_rl.config import RolloutConfig
 from openclaw_rl.rollout.batches import batch_due
-from openclaw_rl.store.samples import OwnerReady
+from openclaw_rl.store.ready_owners import OwnerReady
 
 
 def due_since(ready: OwnerReady, now: float, config: RolloutConfig) -> float | None:

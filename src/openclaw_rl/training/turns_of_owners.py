@@ -10,11 +10,10 @@ from openclaw_rl.training.trainer import TrainerState
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """A policy's whole training state, as it was after `version`; `readings`: what its gate remembers."""
+    """A policy's whole training state, as it was after `version`."""
 
     version: int
     state: TrainerState
-    readings: object | None
 
 
 class KeptStates:

@@ -11,19 +11,19 @@ import contextlib
 import logging
 import time
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from starlette.types import Receive, Scope, Send
 
 from openclaw_rl.config import ServingConfig
 from openclaw_rl.serving.engines.protocol import (
-    ChatEvent,
     ChatRequest,
     Engine,
     EngineError,
     EngineUnavailable,
     Finished,
+    PromptRead,
     TokensDrawn,
     UnknownVersion,
 )
@@ -31,6 +31,7 @@ from openclaw_rl.serving.gateway import errors
 from openclaw_rl.serving.gateway.answer import AnswerInProgress
 from openclaw_rl.serving.gateway.auth import KeyRing
 from openclaw_rl.serving.gateway.dialects import openai_chat
+from openclaw_rl.serving.gateway.events import Events
 from openclaw_rl.serving.gateway.intake import Asked, read_request
 from openclaw_rl.serving.gateway.owners import OwnerNames, Route, Router
 from openclaw_rl.serving.gateway.recorder import Arrival, Opened, Recorder, new_id
@@ -115,6 +116,10 @@ class ChatEndpoint:
             raise errors.bad_request("tools", "This engine has no tools.", code="unsupported_parameter")
         if asked.chat.logprobs and not capabilities.logprobs:
             raise errors.bad_request("logprobs", "This engine has no logprobs.", code="unsupported_parameter")
+        if asked.chat.return_token_ids and not capabilities.token_ids:
+            raise errors.bad_request(
+                "return_token_ids", "This engine tells no token ids.", code="unsupported_parameter"
+            )
         self._keeper.check_name(asked.chat.model)
         owner = self._owners.owner(asked.principal, user=asked.chat.user, header=asked.user_header)
         return Exchange(asked=asked, outlet=outlet, turn_id=new_id(), owner=owner, created_at=time.time())
@@ -200,7 +205,7 @@ class ChatEndpoint:
         ours = exchange.opened.request.session_id if exchange.opened else new_id()
         exchange.outlet.identify(session_id=asked.session_id or ours, turn_id=exchange.turn_id)
 
-    async def _ask(self, exchange: Exchange) -> _Events:
+    async def _ask(self, exchange: Exchange) -> Events:
         """Start the generation; wait for an engine that is away, for a while. Returns after its first event."""
         deadline = time.monotonic() + self._config.engine_wait_s
         asked = exchange.asked
@@ -209,40 +214,44 @@ class ChatEndpoint:
                 asked.chat.model, exchange.owner, asked.principal, deadline=deadline
             ) as route:
                 exchange.route = route
-                events = await self._begin(exchange, last_try=time.monotonic() >= deadline)
-            if events is not None:
-                exchange.outlet.identify(version=route.version)
-                return events
+                begun = await self._begin(exchange)
+            if isinstance(begun, Events):
+                exchange.outlet.identify(version=exchange.route.version)
+                return begun
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise errors.unavailable("The engine cannot be reached.") from begun
             if route.version in self._keeper.loaded:  # else it is loaded first, at once
-                await asyncio.sleep(ENGINE_RETRY_S)
+                await asyncio.sleep(max(ENGINE_RETRY_S, min(begun.retry_after_s or 0.0, left)))
 
-    async def _begin(self, exchange: Exchange, *, last_try: bool) -> _Events | None:
-        """Ask the engine; None where it did not take the request, and may yet."""
+    async def _begin(self, exchange: Exchange) -> Events | EngineError:
+        """Ask the engine; why, where it did not take the request, and may yet."""
         chat, route = exchange.asked.chat, exchange.route
-        stream = self._engine.chat(
-            ChatRequest(
-                request_id=exchange.turn_id,
-                messages=chat.messages,
-                tools=chat.tools,
-                sampling=chat.sampling,
-                version=route.version,
-            )
+        request = ChatRequest(
+            request_id=exchange.turn_id,
+            messages=chat.messages,
+            tools=chat.tools,
+            sampling=chat.sampling,
+            version=route.version,
+            session_id=_affinity(exchange),
+            pinned=self._router.pins(chat.model),
         )
+        stream = self._engine.chat(request)
         try:
             first = await anext(stream, None)
         except (EngineUnavailable, UnknownVersion) as error:
             if not self._router.lost(chat.model, route, error):
                 raise
-            if last_try:
-                raise errors.unavailable("The engine cannot be reached.") from error
-            return None
+            return error
         if first is None:
             raise EngineError("the engine sent nothing")
-        return _Events(first=first, rest=stream)
+        if isinstance(first, PromptRead) and first.version is not None:
+            exchange.route = self._router.answered(route, first.version)
+        return Events(first=first, rest=stream)
 
     # --- relaying ------------------------------------------------------------------------------------------
 
-    async def _relay(self, exchange: Exchange, events: _Events) -> None:
+    async def _relay(self, exchange: Exchange, events: Events) -> None:
         chat, outlet = exchange.asked.chat, exchange.outlet
         head = openai_chat.Head(
             turn_id=exchange.turn_id,
@@ -253,7 +262,8 @@ class ChatEndpoint:
         if chat.stream:
             await outlet.start_stream()
             role = {"role": "assistant", "content": "", "refusal": None}
-            await outlet.send_event(openai_chat.render_chunk(head, role, include_usage=chat.include_usage))
+            ids = openai_chat.TokenIds(prompt=events.prompt_ids) if chat.return_token_ids else openai_chat.NO_IDS
+            await outlet.send_event(openai_chat.render_chunk(head, role, include_usage=chat.include_usage, ids=ids))
         async for event in events:
             exchange.answer.add(event)
             if chat.stream and isinstance(event, TokensDrawn):
@@ -303,29 +313,6 @@ class ChatEndpoint:
             await self._recorder.failure(exchange.turn_id, status=status, error=code)
 
 
-class _Events:
-    """An engine's stream whose first event was already taken."""
-
-    def __init__(self, *, first: ChatEvent, rest: AsyncIterator[ChatEvent]) -> None:
-        self._first: ChatEvent | None = first
-        self._rest = rest
-
-    def __aiter__(self) -> _Events:
-        return self
-
-    async def __anext__(self) -> ChatEvent:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return await anext(self._rest)
-
-    async def aclose(self) -> None:
-        """Close the engine's stream, which cancels a generation that has not ended."""
-        close = getattr(self._rest, "aclose", None)
-        if close is not None:
-            await close()
-
-
 async def _cancel_when_gone(work: asyncio.Task[None], exchange: Exchange, receive: Receive) -> None:
     """Cancel the serving of an exchange once its client has left; a complete answer looks like that, too."""
     while (await receive())["type"] != "http.disconnect":
@@ -339,7 +326,7 @@ async def _send_tokens(
     outlet: Outlet, head: openai_chat.Head, chat: openai_chat.ParsedChat, event: TokensDrawn
 ) -> None:
     """One chunk for one event; none where there is nothing to show."""
-    if not (event.text or event.tool_calls or (chat.logprobs and event.ids)):
+    if not (event.text or event.tool_calls or ((chat.logprobs or chat.return_token_ids) and event.ids)):
         return
     delta: dict[str, object] = {}
     if event.text or not event.tool_calls:
@@ -347,23 +334,40 @@ async def _send_tokens(
     if event.tool_calls:
         delta["tool_calls"] = list(event.tool_calls)
     logprobs = openai_chat.render_logprobs(event.ids, event.logprobs) if chat.logprobs else None
+    ids = openai_chat.TokenIds(drawn=event.ids) if chat.return_token_ids and event.ids else openai_chat.NO_IDS
     await outlet.send_event(
-        openai_chat.render_chunk(head, delta, include_usage=chat.include_usage, logprobs=logprobs)
+        openai_chat.render_chunk(head, delta, include_usage=chat.include_usage, logprobs=logprobs, ids=ids)
     )
 
 
 async def _send_end(exchange: Exchange, head: openai_chat.Head, finished: Finished) -> None:
     chat, outlet, answer = exchange.asked.chat, exchange.outlet, exchange.answer
-    usage = openai_chat.Usage(prompt_tokens=finished.prompt_tokens, completion_tokens=finished.completion_tokens)
+    usage = _usage_of(finished)
     reason = finished.finish_reason
     if not chat.stream:
         logprobs = openai_chat.render_logprobs(answer.ids, answer.logprobs) if chat.logprobs else None
+        drawn = openai_chat.TokenIds(prompt=answer.prompt_ids or None, drawn=answer.ids or None)
+        ids = drawn if chat.return_token_ids else openai_chat.NO_IDS
         body = openai_chat.render_completion(
-            head, answer.message(), finish_reason=reason, usage=usage, logprobs=logprobs
+            head, answer.message(), finish_reason=reason, usage=usage, logprobs=logprobs, ids=ids
         )
         await outlet.send_json(200, body)
         return
     last = openai_chat.render_chunk(head, {}, finish_reason=reason, include_usage=chat.include_usage)
-    if chat.include_usage:
+    if chat.include_usage and usage is not None:
         last += openai_chat.render_chunk(head, None, usage=usage, include_usage=True)
     await outlet.end_stream(last + openai_chat.DONE)
+
+
+def _usage_of(finished: Finished) -> openai_chat.Usage | None:
+    """The engine's counts; None where it gave none: they are not 0."""
+    if finished.prompt_tokens is None or finished.completion_tokens is None:
+        return None
+    return openai_chat.Usage(prompt_tokens=finished.prompt_tokens, completion_tokens=finished.completion_tokens)
+
+
+def _affinity(exchange: Exchange) -> str:
+    """What keeps a conversation on one replica: its session, by our id; the client's own for it, where unrecorded."""
+    if exchange.opened is not None:
+        return exchange.opened.request.session_id
+    return exchange.asked.session_id or exchange.turn_id

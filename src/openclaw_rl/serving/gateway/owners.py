@@ -15,7 +15,7 @@ import unicodedata
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from openclaw_rl.config_policies import PoliciesConfig
 from openclaw_rl.serving.engines.protocol import (
@@ -140,6 +140,20 @@ class Router:
         version, excluded = await self._choose(model, owner, admin=principal.admin)
         async with self._held(version, deadline):
             yield Route(version=version.version, excluded=excluded)
+
+    def pins(self, model: str) -> bool:
+        """Whether this very version has to answer: one that was asked for by name, or one of somebody's policy."""
+        return self._owned or not self._keeper.is_served_name(model)
+
+    def answered(self, route: Route, version: int) -> Route:
+        """What `route` turned out to be: an engine of several replicas may answer with the version before.
+
+        Raises:
+            EngineError: it is another owner's, or anyway not the one that was asked for.
+        """
+        if self._owned and version != route.version:
+            raise EngineError(f"{version_name(version)} answered in place of {version_name(route.version)}")
+        return replace(route, version=version)
 
     def lost(self, model: str, route: Route, error: EngineError) -> bool:
         """The engine did not take a request that was routed: whether another try may help."""

@@ -1,4 +1,4 @@
-"""The adapter to the embedded engine's process, over HTTP on loopback. The scripted engine speaks the same."""
+"""The adapter to the engine's process, over HTTP on loopback: the embedded one, and all that speak the same."""
 
 from __future__ import annotations
 
@@ -28,33 +28,47 @@ from openclaw_rl.types import Message, PolicyVersion
 _CONNECT_S = 5.0
 _QUICK_S = 10.0
 _HTTP_ERRORS = (ConnectFailed, ConnectionLost, TimeoutError)
-_CAPABILITIES = EngineCapabilities(token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True)
+_CAPABILITIES = EngineCapabilities(
+    token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
+)
 
 
 class EmbeddedEngine:
     """Implements `Engine` for the gateway, the judge and the trainer; for one event loop."""
 
-    def __init__(self, base_url: str, *, request_timeout_s: float = 600.0, load_timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        base_url: str,
+        *,
+        request_timeout_s: float = 600.0,
+        load_timeout_s: float = 120.0,
+        capabilities: EngineCapabilities = _CAPABILITIES,
+    ) -> None:
+        """`capabilities`: those of whatever the process speaks for."""
         address = urlsplit(base_url)
         if address.scheme != "http" or address.hostname is None or address.port is None:
             raise ValueError(f"an engine is at http://HOST:PORT, not {base_url}")
+        self._capabilities = capabilities
         self._request_timeout_s = request_timeout_s
         self._load_timeout_s = load_timeout_s
         self._connections = Connections(address.hostname, address.port, connect_timeout_s=_CONNECT_S)
 
     @classmethod
-    def from_config(cls, config: Config) -> EmbeddedEngine:
-        """The engine of this deployment; `engine.port` must be a real port by now."""
+    def from_config(
+        cls, config: Config, url: str | None = None, *, capabilities: EngineCapabilities = _CAPABILITIES
+    ) -> EmbeddedEngine:
+        """The engine of this deployment, or its replica at `url`; `engine.port` must be a real port by now."""
         return cls(
-            base_url(config.engine.host, config.engine.port),
+            url or base_url(config.engine.host, config.engine.port),
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=config.engine.load_timeout_s,
+            capabilities=capabilities,
         )
 
     @property
     def capabilities(self) -> EngineCapabilities:
-        """All of them."""
-        return _CAPABILITIES
+        """What the engine behind the process can do."""
+        return self._capabilities
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
         """Generate; closing the iterator closes the connection, which cancels. The deadline is between two events.

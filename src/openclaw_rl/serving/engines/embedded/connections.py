@@ -201,9 +201,11 @@ class Exchange:
 class Connections:
     """The connections to one address."""
 
-    def __init__(self, host: str, port: int, *, connect_timeout_s: float) -> None:
+    def __init__(self, host: str, port: int, *, connect_timeout_s: float, unix: str | None = None) -> None:
+        """`unix`: the path of a Unix socket to connect to instead; host and port are then only what requests name."""
         self._host = host
         self._port = port
+        self._unix = unix
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Connection] = []
         name = f"[{host}]" if ":" in host else host
@@ -232,7 +234,10 @@ class Connections:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await loop.create_connection(Connection, self._host, self._port)
+                if self._unix is not None:
+                    _, connection = await loop.create_unix_connection(Connection, self._unix)
+                else:
+                    _, connection = await loop.create_connection(Connection, self._host, self._port)
         except OSError as error:  # a TimeoutError is one
             raise ConnectFailed from error
         return connection

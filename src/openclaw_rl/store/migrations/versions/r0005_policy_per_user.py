@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0004_policy_per_user"
-down_revision = "0003_records_and_pins"
+revision = "0005_policy_per_user"
+down_revision = "0004_rollouts"
 branch_labels = None
 depends_on = None
 

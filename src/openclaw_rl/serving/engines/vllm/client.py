@@ -1,0 +1,372 @@
+"""`VllmEngine`: the engine protocol, spoken to a vLLM server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from openclaw_rl.config import Config
+from openclaw_rl.models import context_length, load_tokenizer, resolve_model
+from openclaw_rl.policy_files import CorruptPolicy, Weights, WeightsKind, verify_manifest, weights_of
+from openclaw_rl.serving.engines.embedded.answer import AnswerText
+from openclaw_rl.serving.engines.protocol import (
+    ChatEvent,
+    ChatRequest,
+    EngineCapabilities,
+    EngineError,
+    EngineHealth,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidEngineRequest,
+    PromptRead,
+    ScoreRequest,
+    ScoreResult,
+)
+from openclaw_rl.serving.engines.rendering import Renderer
+from openclaw_rl.serving.engines.vllm import wire
+from openclaw_rl.serving.engines.vllm.api import VllmApi
+from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES
+from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, SPARE_TOKENS, slots
+from openclaw_rl.serving.engines.vllm.probe import Found, check_server
+from openclaw_rl.serving.engines.vllm.versions import (
+    UNTOUCHED,
+    LoadedVersions,
+    using,
+    weights_name,
+)
+from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
+
+logger = logging.getLogger(__name__)
+
+
+class VllmEngine:
+    """Implements `Engine` against one vLLM server; for one event loop. Not ready until `start` has returned."""
+
+    def __init__(self, config: Config, url: str) -> None:
+        """`url`: `http://HOST:PORT`, or `unix:///PATH`."""
+        self._config = config
+        self._found: Found | None = None
+        self._api = VllmApi(
+            url, request_timeout_s=config.serving.request_timeout_s, load_timeout_s=config.engine.load_timeout_s
+        )
+        self._context = config.engine.context_length
+        self._versions = self._none_loaded()
+        self._loading = asyncio.Lock()
+        self._unloading: set[asyncio.Task[None]] = set()
+        self._instance_id = uuid.uuid4().hex
+        self._process_started: str | None = None
+        self._active = 0
+        self._ready = False
+        self._lost = False
+
+    @property
+    def capabilities(self) -> EngineCapabilities:
+        """All of them."""
+        return CAPABILITIES
+
+    @property
+    def busy(self) -> int:
+        """Requests that vLLM has, running or waiting."""
+        return self._active
+
+    # --- the beginning -----------------------------------------------------------------------------------------
+
+    def load_tokenizer(self) -> None:
+        """Read tokenizer and lengths of the model. Takes seconds; blocks."""
+        self._model = self._holds = resolve_model(self._config.model).absolute()
+        self._tokenizer = load_tokenizer(self._model)
+        self._renderer = Renderer(self._tokenizer)
+        self._context = min(self._context, context_length(self._model))
+
+    @property
+    def context(self) -> int:
+        """Prompt and answer together, tokens."""
+        return self._context
+
+    async def start(self) -> None:
+        """Wait until vLLM answers, and check that it does what we need. Its caller sets the deadline.
+
+        Raises:
+            ConfigError: it lacks something; the message names it, and the argument that vLLM wants for it.
+        """
+        while True:
+            try:
+                await self._api.healthy()
+                break
+            except EngineError:
+                await asyncio.sleep(0.2)
+        self._found = await check_server(self._api)
+        self._context = min(self._context, self._found.context)
+        self._versions = self._none_loaded()
+        label = self._found.weights_label
+        if label not in {None, UNTOUCHED}:
+            self._versions.replace_model(None, str(label))
+            logger.warning("vLLM holds the weights %s, which are not the model's own", label)
+        self._process_started = await self._api.started_at()
+        self._ready = True
+
+    # --- generating --------------------------------------------------------------------------------------------
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
+        """Generate; closing the iterator closes the connection, at which vLLM aborts.
+
+        Raises:
+            InvalidEngineRequest: the messages do not render, or leave no room in the context.
+            EngineOverloaded, EngineUnavailable, UnknownVersion: as the protocol says.
+        """
+        self._check_ready()
+        prompt = await self.render(request.messages, request.tools)
+        room = self._context - len(prompt)
+        if room < 1:
+            raise InvalidEngineRequest(
+                f"the messages are {len(prompt)} tokens long, the context holds {self._context} with the answer",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        sampling = request.sampling
+        text = AnswerText(self._tokenizer, stop=sampling.stop, has_tools=bool(request.tools))
+        answer = wire.AnswerEvents(text, prompt=prompt, truncated=sampling.truncated)
+        with self._counted(), using(self._versions, request.version, self._unload_soon) as served:
+            body = wire.generate_body(
+                prompt,
+                sampling,
+                model=served.model,
+                max_tokens=min(sampling.max_tokens, room),
+                salt=self._salt(served.version),
+            )
+            async with contextlib.aclosing(self._api.generate(body)) as chunks:
+                async for chunk in chunks:
+                    if chunk is None:
+                        yield PromptRead(prompt_ids=prompt)
+                        continue
+                    for event in answer.take(chunk, version=self._draws(served.version), label=self._label()):
+                        yield event
+                    if answer.finished:
+                        return
+        raise EngineError("vLLM ended the answer without finishing it")
+
+    async def render(
+        self, messages: tuple[Message, ...], tools: tuple[Mapping[str, Any], ...], *, generation_prompt: bool = True
+    ) -> tuple[int, ...]:
+        """The token ids that the model would see."""
+        self._check_ready()
+        return await asyncio.to_thread(self._renderer.render, messages, tools, generation_prompt)
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        """Log-probabilities of given tokens.
+
+        Raises:
+            InvalidEngineRequest: also for a temperature other than 1, at which vLLM does not score.
+        """
+        self._check_ready()
+        self._check_score(request)
+        with self._counted(), using(self._versions, request.version, self._unload_soon) as served:
+            body = wire.score_body(request.ids, model=served.model, salt=self._salt(served.version))
+            answer = await self._api.ask_whole(body)
+        return ScoreResult(logprobs=wire.prompt_logprobs(answer, request.ids, request.start))
+
+    def _check_score(self, request: ScoreRequest) -> None:
+        if not 1 <= request.start < len(request.ids):
+            raise InvalidEngineRequest("start lies between 1 and the number of ids, exclusively", param="start")
+        most = min(self._context, self._found.context - SPARE_TOKENS) if self._found else 0
+        if len(request.ids) > most:
+            message = f"{len(request.ids)} ids do not fit: vLLM scores {most} of them at once"
+            raise InvalidEngineRequest(message, param="ids", code="context_length_exceeded")
+        vocabulary = len(self._tokenizer)
+        if not all(0 <= token < vocabulary for token in request.ids):
+            raise InvalidEngineRequest(f"token ids lie between 0 and {vocabulary - 1}", param="ids")
+        if request.temperature != 1.0:
+            message = f"vLLM scores at temperature 1 only, not at {request.temperature}"
+            raise InvalidEngineRequest(message, param="temperature")
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        if self._active >= self._config.engine.max_parallel + self._config.serving.max_queue:
+            raise EngineOverloaded("the engine's queue is full")
+        self._active += 1
+        try:
+            yield
+        finally:
+            self._active -= 1
+
+    def _draws(self, adapter: int | None) -> int:
+        """The version that draws at this moment."""
+        if adapter is not None:
+            return adapter
+        if self._versions.model_version is None:
+            raise EngineError("vLLM holds weights of no known version")
+        return self._versions.model_version
+
+    def _label(self) -> str:
+        return self._versions.model_label
+
+    def _salt(self, adapter: int | None) -> str | None:
+        """Keeps prefixes that another model's weights have read apart from this one's."""
+        label = self._versions.model_label
+        return None if label == UNTOUCHED else label
+
+    # --- versions ----------------------------------------------------------------------------------------------
+
+    async def load_version(self, version: PolicyVersion) -> None:
+        """Load an adapter under a name of its own, or swap the whole model while its streams wait.
+
+        Raises:
+            InvalidEngineRequest: its files are damaged, or vLLM does not take them.
+            EngineOverloaded: there is no room for it now.
+        """
+        self._check_ready()
+        async with self._loading:
+            if version.version == BASE_VERSION:
+                await self._restore_base()
+                return
+            weights = await asyncio.to_thread(_verified, version)
+            if weights.kind is WeightsKind.LORA:
+                await self._load_adapter(version.version, weights.directory)
+            elif version.version != self._versions.model_version:
+                label = weights_name(version.version, weights.directory)
+                await self._swap_model(version.version, weights.directory, label)
+
+    async def unload_version(self, version: int) -> None:
+        """Unload an adapter as soon as nobody uses it. A whole model stays until another takes its place."""
+        name = self._versions.leave(version)
+        if name is not None:
+            await self._api.unload_lora(name)
+
+    async def _load_adapter(self, version: int, directory: Path) -> None:
+        if self._versions.keep(version):
+            return
+        name = weights_name(version, directory)
+        if name not in {card.get("id") for card in await self._api.models()}:
+            evicted = self._versions.make_room()
+            if evicted is not None:
+                await self._api.unload_lora(evicted)
+            try:
+                await self._api.load_lora(name, directory)
+            except EngineUnavailable:
+                raise
+            except EngineError as error:
+                await self._api.healthy()  # if vLLM itself is well, the adapter is at fault
+                raise InvalidEngineRequest(f"vLLM does not load the adapter: {error}", param="path") from error
+        self._versions.add(version, name)
+
+    async def _restore_base(self) -> None:
+        """Swap the model's own weights back in, where others have taken their place."""
+        if self._versions.model_version != BASE_VERSION:
+            await self._swap_model(BASE_VERSION, self._model, UNTOUCHED)
+
+    async def _swap_model(self, version: int, directory: Path, label: str) -> None:
+        """Pause, read the weights in place, go on. All tokens that arrive before the end of this are the old model's.
+
+        Requests keep what they have read of their prompts, by the old weights: reading it again would be the pause
+        that nobody should notice.
+        """
+        if self._found is None or self._found.weights_label is None:
+            message = "this vLLM cannot swap whole models: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+            raise InvalidEngineRequest(message, param="path")
+        await self._api.pause()
+        try:
+            try:
+                await self._api.reload_weights(directory)
+            except EngineError as error:
+                await self._put_back()
+                raise EngineError(f"vLLM could not take the weights of version {version}: {error}") from error
+            await self._api.label_weights(label)
+            self._versions.replace_model(version, label)
+            self._holds = directory
+        finally:
+            await self._api.resume()
+
+    async def _put_back(self) -> None:
+        """The weights from before a swap that failed; if they cannot be read either, the model is nobody's."""
+        try:
+            await self._api.reload_weights(self._holds)
+        except EngineError as error:
+            logger.error("vLLM holds weights of no known version, until one is loaded (%s)", error.code)
+            self._versions.replace_model(None, "unknown")
+
+    def _unload_soon(self, name: str) -> None:
+        """Unload an adapter whose last request has just ended."""
+
+        async def unload() -> None:
+            try:
+                await self._api.unload_lora(name)
+            except EngineError as error:
+                logger.warning("vLLM keeps the adapter %s (%s)", name, error.code)
+
+        task = asyncio.create_task(unload())
+        self._unloading.add(task)
+        task.add_done_callback(self._unloading.discard)
+
+    # --- health ------------------------------------------------------------------------------------------------
+
+    async def health(self) -> EngineHealth:
+        """Whether vLLM lives, and what it still has. An adapter that is gone means that vLLM was started anew.
+
+        Raises:
+            EngineUnavailable: vLLM cannot be reached.
+        """
+        if self._ready:
+            await self._look()
+        return EngineHealth(
+            ready=self._ready,
+            instance_id=self._instance_id,
+            loaded_versions=self._versions.loaded() if self._ready else (),
+            active_requests=min(self._active, self._config.engine.max_parallel),
+            queued_requests=max(0, self._active - self._config.engine.max_parallel),
+            context_length=self._context,
+        )
+
+    async def _look(self) -> None:
+        try:
+            await self._api.healthy()
+            cards = await self._api.models()
+        except EngineError as error:
+            self._lost = True
+            raise EngineUnavailable(f"vLLM is not well: {error}") from error
+        gone = self._versions.lost(frozenset(str(card.get("id")) for card in cards))
+        if gone or self._lost:
+            self._lost = False
+            await self._recognise(gone)
+
+    async def _recognise(self, gone: bool) -> None:
+        """After an absence: is it the same process? Another one has the model's own weights and no adapters."""
+        started = await self._api.started_at()
+        if gone or started != self._process_started:
+            logger.warning("vLLM was started anew; its versions are gone")
+            self._process_started = started
+            self._instance_id = uuid.uuid4().hex
+            self._versions, self._holds = self._none_loaded(), self._model
+
+    def _none_loaded(self) -> LoadedVersions:
+        """What a vLLM has that has just started."""
+        return LoadedVersions(slots(self._config), base=self._found.base if self._found else BASE_NAME)
+
+    def _check_ready(self) -> None:
+        if not self._ready:
+            raise EngineUnavailable("vLLM is still starting")
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await asyncio.gather(*self._unloading)
+        self._api.close()
+
+
+def _verified(version: PolicyVersion) -> Weights:
+    """A version's weights on disk, whole and unaltered; reads every file.
+
+    Raises:
+        InvalidEngineRequest: it has no path, or its files are not what was written.
+    """
+    if version.path is None:
+        raise InvalidEngineRequest(f"version {version.version} has no path", param="path")
+    try:
+        weights = weights_of(Path(version.path).absolute())
+        verify_manifest(weights.directory)
+    except (CorruptPolicy, OSError) as error:
+        raise InvalidEngineRequest(f"the version's files cannot be used: {error}", param="path") from error
+    return weights

@@ -1,0 +1,108 @@
+"""The command and the environment of a vLLM server. Pure, but for looking whether the interpreter is there."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import openclaw_rl
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.models import context_length
+
+VENV_PYTHON = Path(".venv-vllm/bin/python")
+BASE_NAME = "base"
+"""The name under which vLLM serves the model itself."""
+SPARE_TOKENS = 1
+"""Scoring draws one token that nobody wants: vLLM's context is longer by it than ours, where the model allows it."""
+
+
+def find_python(config: Config) -> Path:
+    """The interpreter that vLLM is installed for.
+
+    Raises:
+        ConfigError: there is none; says how to get one.
+    """
+    wanted = config.engine.vllm.python
+    if wanted is not None:
+        if not os.access(wanted.expanduser(), os.X_OK):
+            raise ConfigError(f"engine.vllm.python {wanted} is no program")
+        return wanted.expanduser()
+    sources = Path(openclaw_rl.__file__).resolve().parents[2]
+    for folder in (Path.cwd(), sources):
+        if os.access(folder / VENV_PYTHON, os.X_OK):
+            return folder / VENV_PYTHON
+    raise ConfigError(
+        f"engine.kind = vllm needs {VENV_PYTHON}, which `make vllm` creates, in {Path.cwd()} or {sources}; "
+        "or set engine.vllm.python, or engine.urls to a vLLM that runs"
+    )
+
+
+def slots(config: Config) -> int:
+    """How many versions vLLM keeps ready: the one in service and its successor at least."""
+    return max(2, config.engine.max_versions)
+
+
+def server_context(config: Config, model: Path) -> int:
+    """The longest sequence (tokens) that the server should take: ours, and what scoring needs beside it."""
+    most = context_length(model)
+    return min(config.engine.context_length + SPARE_TOKENS, most)
+
+
+def server_command(config: Config, *, python: Path, model: Path, context: int, socket: Path) -> list[str]:
+    """How the server is started. `context`: its longest sequence, tokens; `socket`: where it listens.
+
+    It gets no TCP port: vLLM's routes for developers, which swap weights, ask for no key, and a web page can post to
+    any port of loopback. It ends with us (`tied`), also when we are killed.
+    """
+    versions = str(slots(config))
+    options = {
+        "--model": str(model),
+        "--served-model-name": BASE_NAME,
+        "--uds": str(socket),
+        "--dtype": config.model.dtype,
+        "--max-model-len": str(context),
+        "--max-num-seqs": str(config.engine.max_parallel),
+        "--max-lora-rank": str(_allowed_rank(config.training.lora.rank)),
+        "--max-loras": versions,
+        "--max-cpu-loras": versions,
+        "--logprobs-mode": "processed_logprobs",
+        "--seed": str(secrets.randbelow(2**31)),
+    }
+    arguments = [part for option in options.items() for part in option]
+    arguments += ["--enable-lora", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    if not config.engine.vllm.compile:
+        arguments.append("--enforce-eager")
+    tied = [sys.executable, "-m", "openclaw_rl.serving.engines.vllm.tied", str(os.getpid())]
+    server = [str(python), "-m", "vllm.entrypoints.openai.api_server", *arguments, *config.engine.extra_args]
+    return [*tied, *server]
+
+
+def server_environment(config: Config, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Its environment: as ours, with what switches on the routes that we need; nothing phones home."""
+    return {
+        **inherited,
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": str(config.engine.vllm.kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer computes on the same cores
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+
+
+def _allowed_rank(rank: int) -> int:
+    """The smallest rank that vLLM has kernels for and that holds `rank`.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512):
+        if rank <= allowed:
+            return allowed
+    raise ConfigError(f"training.lora.rank {rank}: vLLM loads adapters of rank 512 at most")

@@ -1,0 +1,554 @@
+"""What every engine adapter promises, tested against the real engine: `class TestX(EngineContract)`.
+
+A test module of an engine subclasses `EngineContract` and defines a fixture of its own module, `harness`, that yields
+a started `EngineHarness` (scope "module"; see `test_contract_embedded.py`). Nothing here knows which engine it is;
+what an engine does not offer (`capabilities`) is skipped with that reason. The tests run in the order in which they
+stand: those that kill the engine or replace the model come last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from openclaw_rl.serving.engines.embedded.answer import AnswerText
+from openclaw_rl.serving.engines.embedded.detokenize import IncrementalDetokenizer
+from openclaw_rl.serving.engines.protocol import (
+    ChatRequest,
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    InvalidEngineRequest,
+    ScoreRequest,
+    UnknownVersion,
+)
+from openclaw_rl.serving.engines.rendering import Renderer, call_as_text
+from openclaw_rl.serving.gateway.errors import GatewayError
+from openclaw_rl.serving.gateway.versions import VersionKeeper
+from openclaw_rl.types import FinishReason, PolicyVersion, SamplingParams
+from tests.engines.harness import EngineHarness, Stream, answer, assert_close, record, serve_version, until
+from tests.engines.support import plain_logprobs, request
+
+STORY = "Write a long story about a river, a town, and the people who live there."
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+
+
+def conversation(*messages: tuple[str, str], tools: tuple[Any, ...] = (), **sampling: Any) -> ChatRequest:
+    """A request with these (role, content) messages."""
+    return ChatRequest(
+        request_id="r",
+        messages=tuple({"role": role, "content": content} for role, content in messages),
+        tools=tools,
+        sampling=SamplingParams(**{"max_tokens": 24, "temperature": 0.0, **sampling}),
+        version=0,
+    )
+
+
+def scored(stream: Stream, version: int = 0, temperature: float = 1.0, start: int | None = None) -> ScoreRequest:
+    """Ask for the log-probabilities of a stream's own tokens."""
+    first = len(stream.prompt) if start is None else start
+    return ScoreRequest(ids=stream.prompt + stream.ids, start=first, version=version, temperature=temperature)
+
+
+class EngineContract:
+    """The promises. See the module."""
+
+    @pytest.fixture(autouse=True)
+    def _as_it_was(self, harness: EngineHarness) -> None:
+        """Each test finds the base model, and an engine that lives."""
+        if harness.changed:
+            harness.restart()
+
+    # --- exact tokens ----------------------------------------------------------------------------------------
+
+    def test_ids_are_those_of_our_rendering_and_of_the_text(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> tuple[Stream, tuple[int, ...], ChatRequest]:
+            asked = conversation(("system", "You are brief."), ("user", "What is the capital of France?"))
+            stream = await answer(engine, asked)
+            return stream, await engine.render(asked.messages, ()), asked
+
+        stream, rendered, asked = harness.run(scenario)
+        assert stream.prompt == rendered == Renderer(harness.tokenizer).render(asked.messages)
+        assert stream.text == harness.tokenizer.decode(stream.ids, skip_special_tokens=True)
+        assert stream.finished is not None
+        assert stream.finished.prompt_tokens == len(stream.prompt)
+        assert stream.finished.completion_tokens == len(stream.ids) == len(stream.logprobs)
+        assert set(stream.versions) == {0}
+
+    def test_the_end_token_is_drawn_and_recorded_but_not_shown(self, harness: EngineHarness) -> None:
+        stream = harness.run(
+            lambda engine: answer(engine, conversation(("user", "What is the capital of France?"), max_tokens=64))
+        )
+        assert stream.finished is not None
+        assert stream.finished.finish_reason is FinishReason.STOP
+        assert stream.ids[-1] == harness.tokenizer.eos_token_id
+        assert harness.tokenizer.eos_token not in stream.text
+
+    def test_what_a_client_spells_like_a_special_token_is_text(self, harness: EngineHarness) -> None:
+        mark = harness.tokenizer.eos_token
+        asked = conversation(("user", f"Repeat {mark} please"), max_tokens=4)
+        stream = harness.run(lambda engine: answer(engine, asked))
+        assert stream.prompt == Renderer(harness.tokenizer).render(asked.messages)
+
+    def test_streamed_and_whole_answers_are_the_same_tokens(self, harness: EngineHarness, tmp_path: Path) -> None:
+        body = {
+            "model": "policy",
+            "messages": [{"role": "user", "content": "Name three rivers."}],
+            "temperature": 0.8,
+            "seed": 5,
+            "max_tokens": 24,
+        }
+
+        async def scenario(engine: Engine) -> tuple[list[Any], list[str]]:
+            with record(tmp_path) as store:
+                async with (
+                    harness.gateway(store, engine) as url,
+                    httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http,
+                ):
+                    await until(lambda: _is_ready(http), within_s=20)
+                    whole = await http.post("/v1/chat/completions", json=body)
+                    assert whole.status_code == 200, whole.text
+                    streamed = await http.post("/v1/chat/completions", json={**body, "stream": True})
+                    turns = [store.turns.get(one.headers["x-turn-id"]) for one in (whole, streamed)]
+                    return turns, [whole.json()["choices"][0]["message"]["content"], _text_of(streamed.text)]
+
+        (whole, streamed), texts = harness.run(scenario)
+        assert whole.tokens.prompt_ids == streamed.tokens.prompt_ids
+        assert whole.tokens.response_ids == streamed.tokens.response_ids
+        assert_close(whole.tokens.logprobs, streamed.tokens.logprobs, harness.bounds.same)
+        assert texts[0] == texts[1] == whole.answer["content"]
+
+    def test_a_seed_fixes_an_answer(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> list[Stream]:
+            seeds = (11, 11, 12)
+            return [await answer(engine, request(STORY, temperature=1.0, seed=seed, max_tokens=16)) for seed in seeds]
+
+        first, again, other = harness.run(scenario)
+        assert first.ids == again.ids != other.ids
+
+    # --- log-probabilities -----------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+    def test_log_probabilities_are_those_of_transformers(self, harness: EngineHarness, temperature: float) -> None:
+        async def scenario(engine: Engine) -> tuple[Stream, Stream, PolicyVersion]:
+            version = harness.lora()
+            await engine.load_version(version)
+            sampling: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 24}
+            base = await answer(engine, request("Name a river.", **sampling))
+            adapted = await answer(engine, request("Name a river.", version=version.version, **sampling))
+            return base, adapted, version
+
+        base, adapted, version = harness.run(scenario)
+        bound = harness.bounds.transformers
+        assert_close(base.logprobs, harness.transformers(None, base, temperature or 1.0), bound)
+        assert_close(adapted.logprobs, harness.transformers(version, adapted, temperature or 1.0), bound)
+        difference = [
+            abs(one - other)
+            for one, other in zip(
+                harness.transformers(None, adapted, temperature or 1.0),
+                [logprob or 0.0 for logprob in adapted.logprobs],
+                strict=True,
+            )
+        ]
+        assert max(difference) > 10 * bound, "the adapter changes nothing, so this shows nothing of it"
+
+    def test_requests_together_answer_as_if_alone(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> list[Stream]:
+            streams = []
+            for number in range(6):
+                text = f"Tell me about the number {number}. " * (1 + 4 * number)
+                streams.append(Stream(engine, request(text, temperature=1.0, seed=number, max_tokens=24)))
+                await asyncio.sleep(0.05)
+            return [await stream.end() for stream in streams]
+
+        for stream in harness.run(scenario):
+            assert_close(stream.logprobs, harness.transformers(None, stream), harness.bounds.transformers)
+
+    @pytest.mark.parametrize("cut", [{"top_p": 0.7}, {"top_k": 5}])
+    def test_truncated_sampling_says_what_it_drew_from_or_nothing(
+        self, harness: EngineHarness, cut: dict[str, Any]
+    ) -> None:
+        stream = harness.run(
+            lambda engine: answer(engine, request(STORY, temperature=1.0, seed=2, max_tokens=24, **cut))
+        )
+        assert len(stream.kept) == len(stream.ids)
+        plain = harness.transformers(None, stream)
+        for token, kept, logprob, whole in zip(stream.ids, stream.kept, stream.logprobs, plain, strict=True):
+            if kept is None:
+                continue
+            assert token in kept
+            assert logprob is not None
+            assert logprob >= whole - harness.bounds.transformers, "among fewer, a token is likelier"
+        if "top_k" in cut:
+            assert all(len(kept) <= cut["top_k"] for kept in stream.kept if kept is not None)
+
+    @pytest.mark.parametrize("temperature", [0.7, 1.0])
+    def test_score_is_what_generation_said(self, harness: EngineHarness, temperature: float) -> None:
+        async def scenario(engine: Engine) -> list[tuple[Stream, PolicyVersion | None, tuple[float, ...], Any]]:
+            if not engine.capabilities.score:
+                pytest.skip("this engine does not score")
+            version = harness.lora()
+            await engine.load_version(version)
+            results = []
+            for one in (None, version):
+                number = 0 if one is None else one.version
+                asked = request("Name a river.", version=number, temperature=temperature, seed=7, max_tokens=24)
+                stream = await answer(engine, asked)
+                try:
+                    own = await engine.score(scored(stream, number, temperature))
+                except InvalidEngineRequest as error:
+                    if temperature == 1.0 or error.param != "temperature":
+                        raise
+                    pytest.skip(str(error))
+                whole = await engine.score(scored(stream, number, temperature, start=1))
+                results.append((stream, one, own.logprobs, whole.logprobs))
+            return results
+
+        for stream, version, own, whole in harness.run(scenario):
+            assert_close(stream.logprobs, own, harness.bounds.same)
+            assert_close(whole[-len(own) :], own, harness.bounds.same)
+            plain = harness._plain_model(version)
+            everything = plain_logprobs(plain, stream.prompt[:1], stream.prompt[1:] + stream.ids, temperature)
+            assert_close(whole, everything, harness.bounds.transformers)
+
+    # --- limits and faults -----------------------------------------------------------------------------------
+
+    def test_a_prompt_that_is_too_long_is_refused_by_name(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> Stream:
+            length = (await engine.health()).context_length
+            with pytest.raises(InvalidEngineRequest) as caught:
+                await answer(engine, request("long " * (length + 10)))
+            assert (caught.value.status, caught.value.param) == (400, "messages")
+            assert caught.value.code == "context_length_exceeded"
+            if engine.capabilities.score:
+                with pytest.raises(InvalidEngineRequest):
+                    await engine.score(ScoreRequest(ids=(1,) * (length + 1), start=1, version=0))
+            return await answer(engine, request("long " * (length - 60), max_tokens=10_000))
+
+        stream = harness.run(scenario)
+        assert stream.finished is not None
+        whole = len(stream.prompt) + len(stream.ids)
+        assert whole <= harness.config.engine.context_length
+        if stream.finished.finish_reason is FinishReason.LENGTH:
+            assert whole == harness.config.engine.context_length, "max_tokens is what the context leaves"
+
+    def test_a_content_part_that_is_not_text_is_refused_by_name(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> None:
+            image = {"type": "image_url", "image_url": {"url": "data:,"}}
+            asked = ChatRequest(
+                request_id="r",
+                messages=({"role": "user", "content": [image]},),
+                sampling=SamplingParams(max_tokens=4),
+                version=0,
+            )
+            with pytest.raises(InvalidEngineRequest) as caught:
+                await answer(engine, asked)
+            assert caught.value.param == "messages[0].content[0]"
+
+        harness.run(scenario)
+
+    def test_bad_scores_and_unknown_versions_are_refused(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> None:
+            with pytest.raises(UnknownVersion):
+                await answer(engine, request(version=987))
+            if engine.capabilities.score:
+                for bad in (
+                    ScoreRequest(ids=(1,), start=1, version=0),
+                    ScoreRequest(ids=(1, 2, 3), start=0, version=0),
+                    ScoreRequest(ids=(1, 10**7), start=1, version=0),
+                ):
+                    with pytest.raises(InvalidEngineRequest):
+                        await engine.score(bad)
+
+        harness.run(scenario)
+
+    def test_a_client_that_leaves_ends_its_generation(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> float:
+            streams = [Stream(engine, request(STORY, temperature=1.0, max_tokens=400)) for _ in range(3)]
+            for stream in streams:
+                await stream.reach(3)
+            assert (await engine.health()).active_requests == 3
+            for stream in streams:
+                await stream.leave()
+
+            async def idle() -> bool:
+                health = await engine.health()
+                return health.active_requests + health.queued_requests == 0
+
+            return await until(idle, within_s=10)
+
+        assert harness.run(scenario) < 5.0
+
+    def test_a_version_without_a_distribution_gives_an_error_or_no_number(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> tuple[Stream, Stream | None]:
+            broken = harness.lora(scale=1e36)
+            await engine.load_version(broken)
+            other = Stream(engine, request(STORY, max_tokens=24))
+            await other.reach(2)
+            failed = None
+            with contextlib.suppress(EngineError):
+                failed = await answer(engine, request(version=broken.version, max_tokens=4))
+            await engine.unload_version(broken.version)
+            await other.end()
+            assert (await engine.health()).ready
+            return await answer(engine, request(STORY, max_tokens=24)), failed
+
+        after, failed = harness.run(scenario)
+        assert failed is None or all(logprob is None for logprob in failed.logprobs)
+        assert_close(after.logprobs, harness.transformers(None, after), harness.bounds.transformers)
+
+    # --- text that is withheld -------------------------------------------------------------------------------
+
+    def test_a_stop_string_ends_the_answer_before_it_and_its_tokens_are_there(self, harness: EngineHarness) -> None:
+        counting = conversation(("user", "Count: one, two, three, four, five, six, seven"), max_tokens=32)
+        free = harness.run(lambda engine: answer(engine, counting))
+        words = free.text.split()
+        assert len(words) > 4
+        stop = words[3]
+        stopped = harness.run(
+            lambda engine: answer(
+                engine,
+                conversation(("user", counting.messages[0]["content"]), max_tokens=32, stop=(stop,)),
+            )
+        )
+        assert stopped.finished is not None
+        assert stopped.finished.finish_reason is FinishReason.STOP
+        assert stopped.text == free.text[: free.text.index(stop)]
+        assert free.ids[: len(stopped.ids)] == stopped.ids
+        assert stop in IncrementalDetokenizer(harness.tokenizer).feed(stopped.ids)
+        assert len(stopped.logprobs) == len(stopped.ids) == stopped.finished.completion_tokens
+
+    def test_tool_calls_are_parsed_and_none_of_their_tokens_is_missing(self, harness: EngineHarness) -> None:
+        shown: list[tuple[str, str]] = []
+        for city in ("Paris", "Rome", "Oslo"):
+            shown += [("user", f"What is the weather in {city}?")]
+            shown += [("assistant", call_as_text("get_weather", {"city": city}))]
+        asked = conversation(*shown, ("user", "What is the weather in Berlin?"), tools=(WEATHER,), max_tokens=48)
+        stream = harness.run(lambda engine: answer(engine, asked))
+        assert stream.prompt == Renderer(harness.tokenizer).render(asked.messages, asked.tools)
+        assert [(name, json.loads(arguments)) for name, arguments in stream.calls] == [
+            ("get_weather", {"city": "Berlin"})
+        ]
+        assert stream.finished is not None
+        assert stream.finished.finish_reason is FinishReason.TOOL_CALLS
+        assert "<tool_call>" not in stream.text
+        raw = harness.tokenizer.decode(stream.ids, skip_special_tokens=True)
+        assert call_as_text("get_weather", {"city": "Berlin"}) in raw, "the ids hold what the text withholds"
+        assert len(stream.ids) == stream.finished.completion_tokens
+        assert_close(stream.logprobs, harness.transformers(None, stream), harness.bounds.transformers)
+
+    def test_a_reasoning_block_comes_as_it_was_drawn(self, harness: EngineHarness) -> None:
+        """No engine's own reasoning parser takes text, or tokens, out of an answer."""
+        shown: list[tuple[str, str]] = []
+        for sum_ in ("2 and 2 is 4", "3 and 3 is 6", "4 and 4 is 8"):
+            shown += [("user", f"Is it true that {sum_}?"), ("assistant", f"<think>\n{sum_}\n</think>\n\nYes.")]
+        asked = conversation(*shown, ("user", "Is it true that 5 and 5 is 10?"), max_tokens=40)
+        stream = harness.run(lambda engine: answer(engine, asked))
+        assert "<think>" in stream.text
+        whole = AnswerText(harness.tokenizer, stop=(), has_tools=False)
+        assert stream.text == whole.feed(stream.ids).text + whole.finish().text
+
+    # --- versions --------------------------------------------------------------------------------------------
+
+    def test_loading_twice_and_unloading_what_is_not_there_change_nothing(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> None:
+            version = harness.lora()
+            for _ in range(2):
+                await engine.load_version(version)
+                assert version.version in (await engine.health()).loaded_versions
+            for _ in range(2):
+                await engine.unload_version(version.version)
+                assert version.version not in (await engine.health()).loaded_versions
+            with pytest.raises(UnknownVersion):
+                await answer(engine, request(version=version.version))
+            await engine.load_version(version)
+            assert len((await answer(engine, request(version=version.version))).ids) > 0
+
+        harness.run(scenario)
+
+    def test_a_damaged_version_is_refused_and_leaves_no_trace(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> None:
+            version = harness.lora()
+            weights = Path(version.path or "") / "adapter_model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:-1] + b"!")
+            with pytest.raises(InvalidEngineRequest):
+                await engine.load_version(version)
+            assert version.version not in (await engine.health()).loaded_versions
+
+        harness.run(scenario)
+
+    def test_a_stream_ends_on_the_version_it_began_with(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> tuple[list[PolicyVersion], Stream, Stream, int]:
+            versions = [harness.lora(), harness.lora()]
+            await engine.load_version(versions[0])
+            sampling: dict[str, Any] = {"temperature": 1.0, "seed": 1}
+            old = Stream(engine, request(STORY, version=versions[0].version, max_tokens=120, **sampling))
+            await old.reach(4)
+            await engine.load_version(versions[1])
+            at = len(old.ids)
+            new = await answer(engine, request(STORY, version=versions[1].version, max_tokens=16, **sampling))
+            return versions, await old.end(), new, at
+
+        (first, second), old, new, at = harness.run(scenario)
+        assert at < len(old.ids), "the stream was over before the update: this shows nothing"
+        assert set(old.versions) == {first.version}
+        assert set(new.versions) == {second.version}
+        assert_close(old.logprobs, harness.transformers(first, old), harness.bounds.transformers)
+        assert_close(new.logprobs, harness.transformers(second, new), harness.bounds.transformers)
+
+    def test_a_version_in_use_goes_when_its_last_request_ends(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> tuple[PolicyVersion, Stream]:
+            version = harness.lora()
+            await engine.load_version(version)
+            stream = Stream(engine, request(STORY, version=version.version, temperature=1.0, seed=1, max_tokens=60))
+            await stream.reach(3)
+            await engine.unload_version(version.version)
+            with pytest.raises(UnknownVersion):
+                await answer(engine, request(version=version.version))
+            return version, await stream.end()
+
+        version, stream = harness.run(scenario)
+        assert set(stream.versions) == {version.version}
+        assert_close(stream.logprobs, harness.transformers(version, stream), harness.bounds.transformers)
+
+    def test_versions_come_and_go_under_load(self, harness: EngineHarness) -> None:
+        """More versions than there are places, one after the other, while streams never cease."""
+
+        async def scenario(engine: Engine) -> tuple[dict[int, PolicyVersion], list[Stream]]:
+            published = {(version := harness.lora()).version: version}
+            await engine.load_version(version)
+            ended: list[Stream] = []
+            over = asyncio.Event()
+
+            async def client(number: int) -> None:
+                while not over.is_set():
+                    asked = request(f"{STORY} {number}", version=max(published), temperature=1.0, max_tokens=24)
+                    ended.append(await answer(engine, asked))
+
+            clients = [asyncio.create_task(client(number)) for number in range(3)]
+            for _ in range(harness.config.engine.max_versions + 2):
+                version = harness.lora()
+                await engine.load_version(version)
+                published[version.version] = version
+                before = len(ended)
+                async with asyncio.timeout(60):
+                    while not any(version.version in stream.versions for stream in ended[before:]):
+                        assert not any(one.done() for one in clients), [one for one in clients if one.done()]
+                        await asyncio.sleep(0.02)
+            over.set()
+            await asyncio.gather(*clients)
+            loaded = set((await engine.health()).loaded_versions) - {0}
+            assert max(published) in loaded
+            assert len(loaded) <= max(2, harness.config.engine.max_versions)
+            return published, ended
+
+        published, ended = harness.run(scenario)
+        assert all(len(set(stream.versions)) == 1 for stream in ended)
+        for number, version in published.items():
+            stream = next(stream for stream in ended if stream.versions[0] == number)
+            assert_close(stream.logprobs, harness.transformers(version, stream), harness.bounds.transformers)
+
+    def test_the_gateway_notices_a_published_version(self, harness: EngineHarness, tmp_path: Path) -> None:
+        async def scenario(engine: Engine) -> None:
+            with record(tmp_path) as store:
+                keeper = VersionKeeper(store, engine, served_name="policy")
+                await keeper.refresh()
+                assert keeper.current == 0
+                version = harness.lora()
+                serve_version(store, version)
+                await keeper.refresh()
+                assert keeper.current == version.version
+
+        harness.run(scenario)
+
+    # --- the engine goes ---------------------------------------------------------------------------------------
+
+    def test_a_killed_engine_comes_back_with_the_version_in_service(
+        self, harness: EngineHarness, tmp_path: Path
+    ) -> None:
+        version = harness.lora()
+
+        async def scenario(engine: Engine) -> Stream:
+            with record(tmp_path, version) as store:
+                keeper = VersionKeeper(store, engine, served_name="policy")
+                await keeper.refresh()
+                assert keeper.current == version.version
+                before = await engine.health()
+                stream = Stream(engine, request(STORY, version=version.version, temperature=1.0, max_tokens=200))
+                await stream.reach(3)
+                await asyncio.to_thread(harness.kill)
+                with pytest.raises(EngineError):
+                    await stream.end()
+                with pytest.raises(EngineUnavailable):
+                    await answer(engine, request())
+                keeper.suspect("it was killed")
+                with pytest.raises(GatewayError) as caught:
+                    await keeper.route("policy", deadline=time.monotonic() + 0.2)
+                assert caught.value.status == 503
+                background = asyncio.create_task(keeper.run())
+                waiting = asyncio.create_task(keeper.route("policy", deadline=time.monotonic() + 200))
+                await asyncio.to_thread(harness.start)
+                assert await waiting == version.version
+                background.cancel()
+                after = await engine.health()
+                assert after.instance_id != before.instance_id
+                assert version.version in after.loaded_versions
+                return await answer(engine, request(STORY, version=version.version, max_tokens=16))
+
+        stream = harness.run(scenario)
+        assert set(stream.versions) == {version.version}
+        assert_close(stream.logprobs, harness.transformers(version, stream), harness.bounds.transformers)
+
+    def test_whole_models_are_swapped_in_mid_generation(self, harness: EngineHarness) -> None:
+        """The last test: the base is another model after it."""
+
+        async def scenario(engine: Engine) -> tuple[PolicyVersion, Stream, Stream]:
+            if not engine.capabilities.full_weights:
+                pytest.skip("this engine takes no whole models")
+            version = harness.full()
+            old = Stream(engine, request(STORY, temperature=1.0, seed=1, max_tokens=150))
+            await old.reach(4)
+            harness.changed = True
+            await engine.load_version(version)
+            at = len(old.ids)
+            new = await answer(engine, request(STORY, version=version.version, max_tokens=24))
+            assert version.version in (await engine.health()).loaded_versions
+            await old.end()
+            assert at < len(old.ids), "the stream was over before the update: this shows nothing"
+            return version, old, new
+
+        version, old, new = harness.run(scenario)
+        boundary = old.versions.count(0)
+        assert old.versions == (0,) * boundary + (version.version,) * (len(old.ids) - boundary)
+        assert 0 < boundary < len(old.ids)
+        plain = harness.transformers(None, old)
+        assert_close(old.logprobs[:boundary], plain[:boundary], harness.bounds.transformers)
+        assert_close(new.logprobs, harness.transformers(version, new), harness.bounds.transformers)
+
+
+async def _is_ready(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/readyz")).status_code == 200
+    except httpx.TransportError:  # it does not listen yet
+        return False
+
+
+def _text_of(stream: str) -> str:
+    """The text in a server-sent event stream of chat chunks."""
+    chunks = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)

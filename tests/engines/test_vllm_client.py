@@ -1,0 +1,308 @@
+"""`VllmEngine` against a server that answers as vLLM does."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.policy_files import write_manifest
+from openclaw_rl.serving.engines.embedded.app import serve
+from openclaw_rl.serving.engines.protocol import (
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidEngineRequest,
+    ScoreRequest,
+    UnknownVersion,
+)
+from openclaw_rl.serving.engines.vllm.client import VllmEngine
+from openclaw_rl.types import PolicyVersion
+from tests.engines.fake_vllm import DRAWN, FakeVllm, create_fake
+from tests.engines.harness import Stream, answer
+from tests.engines.support import request, version_of
+
+
+@asynccontextmanager
+async def engine_for(fake: FakeVllm, tiny: Path, *, start: bool = True, **sections: Any) -> AsyncIterator[VllmEngine]:
+    """An engine that is attached to the fake, which listens for the time of a block."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    url, stop = f"http://127.0.0.1:{port}", threading.Event()
+    listening = asyncio.create_task(serve(create_fake(fake), "127.0.0.1", port, stop, lambda: None))
+    values = {"kind": "vllm", "urls": [url], "max_versions": 2, "context_length": 80, **sections.pop("engine", {})}
+    config = Config.model_validate({"model": {"path": str(tiny)}, "engine": values, **sections})
+    engine = VllmEngine(config, url)
+    try:
+        await asyncio.to_thread(engine.load_tokenizer)
+        if start:
+            await engine.start()
+        yield engine
+    finally:
+        await engine.close()
+        stop.set()
+        await listening
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60):
+            await scenario()
+
+    asyncio.run(main())
+
+
+def lora(folder: Path, number: int) -> PolicyVersion:
+    """A version whose files are not looked into."""
+    path = folder / f"v{number}"
+    path.mkdir(exist_ok=True)
+    (path / "adapter_config.json").write_text(f'{{"r": {number}}}')
+    write_manifest(path, {})
+    return version_of(path, number)
+
+
+def whole(folder: Path, number: int) -> PolicyVersion:
+    path = folder / f"w{number}"
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(f'{{"n": {number}}}')
+    write_manifest(path, {})
+    return version_of(path, number)
+
+
+def test_an_answer_is_what_vllm_drew(tiny: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            asked = request("Hi", temperature=0.5, seed=3, max_tokens=1000)
+            stream = await answer(engine, asked)
+            assert stream.prompt == await engine.render(asked.messages, ())
+            assert (stream.ids, stream.versions, stream.logprobs) == (DRAWN, (0,) * 3, (-0.5,) * 3)
+            body = fake.asked[-1]
+            assert body["model"] == "theirs"
+            assert body["sampling_params"]["max_tokens"] == 80 - len(stream.prompt)
+            assert "cache_salt" not in body
+            fake.logprob = -9999.0
+            assert (await answer(engine, asked)).logprobs == (None,) * 3
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    ("without", "named"),
+    [
+        ({"scale_out": False}, "--enable-scale-out"),
+        ({"lora": False}, "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
+        ({"processed": False}, "--logprobs-mode processed_logprobs"),
+    ],
+)
+def test_what_a_server_lacks_is_named(tiny: Path, without: dict[str, bool], named: str) -> None:
+    async def scenario() -> None:
+        async with engine_for(FakeVllm(**without), tiny, start=False) as engine:  # type: ignore[arg-type]
+            assert not (await engine.health()).ready
+            with pytest.raises(EngineUnavailable):
+                await answer(engine, request())
+            with pytest.raises(ConfigError, match=named):
+                await engine.start()
+
+    run(scenario)
+
+
+def test_adapters_are_loaded_once_and_make_room_for_each_other(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            versions = [lora(tmp_path, number) for number in (1, 2, 3)]
+            for version in (versions[0], versions[0], versions[1]):
+                await engine.load_version(version)
+            assert len(fake.adapters) == 2
+            fake.hold = asyncio.Event()
+            held = Stream(engine, request(version=1, max_tokens=3))
+            await held.reach(1)
+            await engine.load_version(versions[2])
+            assert (await engine.health()).loaded_versions == (0, 1, 3)
+            other = Stream(engine, request(version=3, max_tokens=3))
+            await other.reach(1)
+            with pytest.raises(EngineOverloaded):
+                await engine.load_version(versions[1])
+            await engine.unload_version(1)
+            assert not any(name.startswith("policy-v1-") for name in fake.unloaded), "a request uses it"
+            fake.hold.set()
+            assert set((await held.end()).versions) == {1}
+            await other.end()
+            await asyncio.sleep(0.05)
+            assert any(name.startswith("policy-v1-") for name in fake.unloaded)
+            with pytest.raises(UnknownVersion):
+                await answer(engine, request(version=1))
+
+    run(scenario)
+
+
+def test_an_adapter_that_vllm_has_already_is_taken_as_it_is(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake, version = FakeVllm(), lora(tmp_path, 1)
+        for _ in range(2):  # the engine process is started again; vLLM went on
+            async with engine_for(fake, tiny) as engine:
+                await engine.load_version(version)
+                assert (await answer(engine, request(version=1))).versions == (1, 1, 1)
+
+    run(scenario)
+
+
+def test_broken_files_and_adapters_that_do_not_fit_are_refused(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            damaged = lora(tmp_path, 1)
+            (tmp_path / "v1" / "adapter_config.json").write_text("{}")
+            for bad in (damaged, version_of(tmp_path / "nowhere", 2)):
+                with pytest.raises(InvalidEngineRequest, match="cannot be used"):
+                    await engine.load_version(bad)
+            fake.refuse_adapter = "rank 99 is too high"
+            with pytest.raises(InvalidEngineRequest, match="rank 99"):
+                await engine.load_version(lora(tmp_path, 3))
+            assert (await engine.health()).loaded_versions == (0,)
+
+    run(scenario)
+
+
+def test_a_whole_model_is_swapped_while_its_streams_wait(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            fake.hold = asyncio.Event()
+            stream = Stream(engine, request(max_tokens=3))
+            await stream.reach(1)
+            version = whole(tmp_path, 4)
+            await engine.load_version(version)
+            await engine.load_version(version)
+            assert fake.reloaded == [version.path]
+            assert not fake.paused
+            fake.hold.set()
+            assert (await stream.end()).versions == (0, 4, 4)
+            assert (await answer(engine, request(version=4))).versions == (4, 4, 4)
+            assert fake.asked[-1]["cache_salt"] == fake.label
+            on_its_way = await answer(engine, request(version=0))
+            assert on_its_way.versions == (4, 4, 4), "recorded as who drew it, whoever was asked"
+            await engine.load_version(PolicyVersion(**{**_fields(version), "version": 0, "path": None}))
+            assert fake.label == "default"
+            assert (await answer(engine, request(version=0))).versions == (0, 0, 0)
+
+    run(scenario)
+
+
+def _fields(version: PolicyVersion) -> dict[str, Any]:
+    return {name: getattr(version, name) for name in ("version", "state", "path", "step", "created_at")}
+
+
+def test_a_swap_that_fails_is_undone(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(fail_reloads=1)
+        async with engine_for(fake, tiny) as engine:
+            with pytest.raises(EngineError, match="shapes differ"):
+                await engine.load_version(whole(tmp_path, 4))
+            assert (fake.reloaded, fake.paused) == ([str(tiny)], False)
+            assert (await answer(engine, request(version=0))).versions == (0, 0, 0)
+
+    run(scenario)
+
+
+def test_where_it_cannot_be_undone_nothing_is_answered_until_a_version_is_loaded(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(fail_reloads=2)
+        async with engine_for(fake, tiny) as engine:
+            with pytest.raises(EngineError, match="shapes differ"):
+                await engine.load_version(whole(tmp_path, 4))
+            with pytest.raises(UnknownVersion):
+                await answer(engine, request(version=0))
+            await engine.load_version(whole(tmp_path, 5))
+            assert (await answer(engine, request(version=5))).versions == (5, 5, 5)
+
+    run(scenario)
+
+
+def test_without_the_routes_for_developers_whole_models_are_refused(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with engine_for(FakeVllm(developer=False), tiny) as engine:
+            with pytest.raises(InvalidEngineRequest, match="VLLM_SERVER_DEV_MODE"):
+                await engine.load_version(whole(tmp_path, 4))
+
+    run(scenario)
+
+
+def test_a_vllm_that_was_started_anew_is_another_instance_with_nothing_loaded(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(lora(tmp_path, 1))
+            before = await engine.health()
+            assert await engine.health() == before
+            fake.restart()
+            after = await engine.health()
+            assert after.instance_id != before.instance_id
+            assert after.loaded_versions == (0,)
+            await engine.load_version(lora(tmp_path, 1))
+            assert (await engine.health()).loaded_versions == (0, 1)
+
+    run(scenario)
+
+
+def test_a_client_that_leaves_closes_its_stream(tiny: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(hold=asyncio.Event())
+        async with engine_for(fake, tiny) as engine:
+            stream = Stream(engine, request())
+            await stream.reach(1)
+            assert (fake.open, (await engine.health()).active_requests) == (1, 1)
+            await stream.leave()
+            async with asyncio.timeout(2):
+                while fake.open:  # noqa: ASYNC110 - a fake behind HTTP
+                    await asyncio.sleep(0.01)
+            assert (await engine.health()).active_requests == 0
+
+    run(scenario)
+
+
+def test_a_full_queue_is_an_overload(tiny: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(hold=asyncio.Event())
+        limits: dict[str, Any] = {"engine": {"max_parallel": 1}, "serving": {"max_queue": 1}}
+        async with engine_for(fake, tiny, **limits) as engine:
+            streams = [Stream(engine, request()) for _ in range(2)]
+            for stream in streams:
+                await stream.reach(1)
+            health = await engine.health()
+            assert (health.active_requests, health.queued_requests) == (1, 1)
+            with pytest.raises(EngineOverloaded):
+                await answer(engine, request())
+            assert fake.hold is not None
+            fake.hold.set()
+            for stream in streams:
+                await stream.end()
+
+    run(scenario)
+
+
+def test_scores_and_what_cannot_be_scored(tiny: Path) -> None:
+    async def scenario() -> None:
+        async with engine_for(FakeVllm(), tiny) as engine:
+            scored = await engine.score(ScoreRequest(ids=(7, 8, 9), start=2, version=0))
+            assert scored.logprobs == (-0.09,)
+            for bad, param in [
+                (ScoreRequest(ids=(7, 8), start=1, version=0, temperature=0.7), "temperature"),
+                (ScoreRequest(ids=(7, 8), start=0, version=0), "start"),
+                (ScoreRequest(ids=(7,) * 81, start=1, version=0), "ids"),
+                (ScoreRequest(ids=(7, 10**6), start=1, version=0), "ids"),
+            ]:
+                with pytest.raises(InvalidEngineRequest) as caught:
+                    await engine.score(bad)
+                assert caught.value.param == param
+
+    run(scenario)
