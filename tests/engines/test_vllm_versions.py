@@ -73,6 +73,17 @@ def test_the_oldest_unused_makes_room() -> None:
     assert versions.make_room() == "one"
 
 
+def test_of_those_that_nobody_uses_the_one_used_longest_ago_makes_room() -> None:
+    versions = LoadedVersions(3)
+    for number, name in ((1, "one"), (2, "two"), (3, "three")):
+        versions.add(number, name)
+    versions.release(versions.acquire(1))
+    assert versions.keep(2)
+    assert [versions.make_room(), versions.make_room()] == ["three", None]
+    versions.add(4, "four")
+    assert versions.make_room() == "one"
+
+
 def test_what_vllm_no_longer_has_is_forgotten() -> None:
     versions = LoadedVersions(2)
     versions.add(1, "one")

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from openclaw_rl.config import PoliciesConfig
-from openclaw_rl.serving.engines.protocol import ChatEvent, ChatRequest, EngineOverloaded
+from openclaw_rl.serving.engines.protocol import ChatEvent, ChatRequest, EngineOverloaded, PromptRead
 from openclaw_rl.serving.gateway.auth import LOCAL, Principal
 from openclaw_rl.serving.gateway.errors import GatewayError
 from openclaw_rl.serving.gateway.owners import MAX_USER, OwnerNames
@@ -148,6 +148,43 @@ def test_each_is_answered_by_its_own(tmp_path: Path) -> None:
         assert gateway.http.get("/readyz").json()["version"] == 0
         bad = gateway.post({"model": "policy", "messages": [USER], "user": 7})
         assert (bad.status_code, bad.json()["error"]["param"]) == (400, "user")
+
+
+@dataclass
+class StandingIn(FakeEngine):
+    """Answers as an engine of several replicas may: with the version that it says, not the one it was asked for."""
+
+    says: int | None = None
+    pinned: list[bool] = field(default_factory=list)
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
+        self.pinned.append(request.pinned)
+        yield PromptRead(prompt_ids=(1, 2), version=self.says)
+        async for event in super().chat(request):
+            if not isinstance(event, PromptRead):
+                yield event
+
+
+def test_an_owners_version_is_asked_for_as_exactly_that(tmp_path: Path) -> None:
+    engine = StandingIn(says=1)
+    with per_user(tmp_path, engine) as gateway:
+        publish(gateway.store, 1, "ann")
+        publish(gateway.store, 2, "bob")
+        assert version_for(gateway, "ann") == "1"
+        refused = ask(gateway, "bob")
+        assert refused.status_code >= 500
+        assert "x-policy-version" not in refused.headers
+        assert engine.pinned == [True, True]
+
+
+def test_with_one_policy_another_version_may_stand_in(tmp_path: Path) -> None:
+    engine = StandingIn(says=0)
+    with running(tmp_path / "run", engine) as gateway:
+        publish(gateway.store, 1, "")
+        wait_until(lambda: gateway.http.get("/readyz").json()["version"] == 1)
+        assert version_for(gateway) == "0"
+        assert version_for(gateway, model="policy-v1") == "0"
+        assert engine.pinned == [False, True]
 
 
 def test_nobody_gets_anothers_version_by_name(tmp_path: Path) -> None:

@@ -234,6 +234,17 @@ def test_a_group_that_tells_nothing_takes_no_place_where_rewards_are_compared(tm
         assert counters(living.store)["turns_excluded_rollout_dropped"] == 4
 
 
+def test_with_a_policy_for_each_key_rollouts_are_their_keys(tmp_path: Path) -> None:
+    keys = [{"name": "phone", "key": "p", "train": False}, {"name": "tasks", "key": "t"}]
+    settings = {"tasks": "unused", "custom_generate_function_path": "un:used"}
+    with running(tmp_path, rollout=settings, policies={"per": "key"}, api_keys=keys) as living:
+        drive(living, numbered(two_answers_if_odd), rewarded=2)
+        assert claimed(living, 99) == []
+        assert [(one.owner, one.count) for one in living.store.samples.ready_owners(4)] == [("tasks", 12)]
+        assert living.store.rollouts.untrained("tasks") == 12
+        assert len(living.store.samples.claim(99, 60.0, "tasks")) == 12
+
+
 async def halved(tasks: Sequence[Task], generate: GenerateFunction, runner: Runner) -> AsyncIterator[RolloutGroup]:
     """Of two tasks, one is forgotten, and the other's rewards are halved."""
     groups = [runner.start(task, number, generate) for task, number in runner.todo(tasks)]

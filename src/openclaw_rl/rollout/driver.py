@@ -12,11 +12,11 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from openclaw_rl.config import ApiKey, Config
+from openclaw_rl.config import Config
 from openclaw_rl.rollout.extension_contracts import GenerateFunction, RolloutFunction, RolloutGroup, Task
 from openclaw_rl.rollout.extension_loading import ROLLOUT_OPTION, load_generate, load_rollout
 from openclaw_rl.rollout.policy_client import Gateway
-from openclaw_rl.rollout.runner import RolloutRunner
+from openclaw_rl.rollout.runner import RolloutRunner, key_of_rollouts
 from openclaw_rl.rollout.tasks import read_tasks
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, outage_of
@@ -120,10 +120,10 @@ class Driver:
                 await runner.close(group)
 
     def _gateway(self) -> Gateway:
-        serving = self._config.serving
+        serving, key = self._config.serving, key_of_rollouts(self._config)
         return Gateway(
             f"{base_url(serving.host, serving.port)}/v1",
-            key=_key(serving.api_keys),
+            key=None if key is None else key.key.get_secret_value(),
             model=self._config.model.served_name,
             answer_timeout_s=serving.request_timeout_s + serving.engine_wait_s,
         )
@@ -151,9 +151,3 @@ class Driver:
             self._reporter.working(f"making rollouts: {progress}", **details)
         else:
             self._reporter.waiting(f"{wait}; {progress}", **details)
-
-
-def _key(keys: Sequence[ApiKey]) -> str | None:
-    """The key that rollouts are made with: the first that is trained on; None where the gateway asks for none."""
-    chosen = next((key for key in keys if key.train), None)
-    return None if chosen is None else chosen.key.get_secret_value()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from openclaw_rl.config import Config
+from openclaw_rl.config import ApiKey, Config
 from openclaw_rl.rollout.extension_contracts import (
     GenerateFunction,
     PolicyRefused,
@@ -96,7 +96,7 @@ class RolloutRunner:
         if not self._config.training.enabled:
             return None
         counts = await asyncio.to_thread(self._store.rollouts.counts)
-        untrained = await asyncio.to_thread(self._store.rollouts.untrained)
+        untrained = await asyncio.to_thread(self._store.rollouts.untrained, owner_of_rollouts(self._config))
         return no_room(
             untrained=untrained,
             begun=len(self._open) * self._settings.rollouts_per_task,
@@ -245,6 +245,17 @@ class RolloutRunner:
     def details(self) -> Mapping[str, Any]:
         """For the heartbeat."""
         return {"groups_open": len(self._open), "groups_closed": len(self._closed), "rollouts_open": self._missing}
+
+
+def key_of_rollouts(config: Config) -> ApiKey | None:
+    """The key that rollouts are made with: the first that is trained on; None where the gateway asks for none."""
+    return next((key for key in config.serving.api_keys if key.train), None)
+
+
+def owner_of_rollouts(config: Config) -> str:
+    """Whose policy makes rollouts and learns from them: that key's (`policies.per`), or the shared one."""
+    key = key_of_rollouts(config)
+    return key.name if config.policies.owned and key is not None else ""
 
 
 def no_room(*, untrained: int, begun: int, next_group: int, mean_turns: float, most: int) -> str | None:

@@ -190,11 +190,13 @@ class RolloutStore:
                 mean_turns=sum(lengths) / len(lengths) if lengths else None,
             )
 
-    def untrained(self) -> int:
-        """Samples that wait or are claimed, and turns of closed rollouts that are on their way to become some."""
+    def untrained(self, owner: str = "") -> int:
+        """The owner's samples that wait or are claimed, and turns of closed rollouts on their way to become some."""
         on_their_way = [TurnState.SERVED.value, TurnState.AWAITING_NEXT_STATE.value, TurnState.JUDGING.value]
         closed = [GroupState.REWARDED.value, GroupState.RELEASED.value]
-        waiting = samples.c.state.in_([SampleState.READY.value, SampleState.CLAIMED.value])
+        waiting = samples.c.state.in_([SampleState.READY.value, SampleState.CLAIMED.value]) & (
+            samples.c.owner == owner
+        )
         coming = (
             turns.c.state.in_(on_their_way)
             & rollout_of(turns.c.session_id).where(rollouts.c.group_state.in_(closed)).exists()

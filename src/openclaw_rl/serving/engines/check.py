@@ -107,6 +107,8 @@ def kind_in_service(config: Config) -> WeightsKind | None:
     """
     if config.engine.kind in {"embedded", "scripted"} or not config.store_path.exists():  # ours take what we make
         return None
+    if config.policies.owned:  # the shared version serves nobody, and owners' are adapters
+        return None
     import sqlite3
 
     from sqlalchemy.exc import SQLAlchemyError

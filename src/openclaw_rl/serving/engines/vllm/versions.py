@@ -55,11 +55,14 @@ class LoadedVersions:
     """The versions that vLLM has, as far as we loaded them."""
 
     def __init__(self, limit: int, *, base: str = "base", clock: Callable[[], float] = time.monotonic) -> None:
-        """`limit`: how many adapters are kept; the oldest unused one makes room. `base`: the model's own name."""
+        """`limit`: how many adapters are kept; of those that nobody uses the one used longest ago makes room.
+
+        `base`: the model's own name.
+        """
         self._limit = limit
         self._base = base
         self._clock = clock
-        self._adapters: dict[int, _Adapter] = {}
+        self._adapters: dict[int, _Adapter] = {}  # the one used longest ago first
         self._replaced: tuple[int, float] | None = None
         self.model_version: int | None = BASE_VERSION
         """The version of the model itself; None where its weights are nobody's we know."""
@@ -85,6 +88,7 @@ class LoadedVersions:
         if adapter is None or adapter.leaving:
             raise UnknownVersion(f"policy version {version} is not loaded", param="model")
         adapter.users += 1
+        self._used(version)
         return Served(model=adapter.name, version=version)
 
     def release(self, served: Served) -> str | None:
@@ -108,7 +112,7 @@ class LoadedVersions:
         """
         if len(self._adapters) < self._limit:
             return None
-        for number, adapter in self._adapters.items():  # the oldest first
+        for number, adapter in self._adapters.items():
             if adapter.users == 0:
                 del self._adapters[number]
                 return adapter.name
@@ -119,7 +123,11 @@ class LoadedVersions:
         adapter = self._adapters.get(version)
         if adapter is not None:
             adapter.leaving = False
+            self._used(version)
         return adapter is not None
+
+    def _used(self, version: int) -> None:
+        self._adapters[version] = self._adapters.pop(version)
 
     def add(self, version: int, name: str) -> None:
         """vLLM has loaded an adapter."""
