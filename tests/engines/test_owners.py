@@ -76,7 +76,7 @@ def test_one_in_use_never_makes_room(tiny: Path, adapters: dict[int, PolicyVersi
             await anext(stream)
         with pytest.raises(EngineOverloaded):
             await service.load_version(adapters[3])
-        await streams[0].aclose()
+        await streams[0].aclose()  # type: ignore[attr-defined]
         async with asyncio.timeout(10):
             while True:
                 try:
@@ -85,7 +85,7 @@ def test_one_in_use_never_makes_room(tiny: Path, adapters: dict[int, PolicyVersi
                 except EngineOverloaded:
                     await asyncio.sleep(0.01)
         assert (await service.health()).loaded_versions == (0, 2, 3)
-        await streams[1].aclose()
+        await streams[1].aclose()  # type: ignore[attr-defined]
 
     with_service(owned(tiny), body)
 
@@ -101,7 +101,7 @@ def test_of_owners_the_one_used_last_may_make_room(tiny: Path, adapters: dict[in
         await ask(service, request(version=2, max_tokens=2))
         await service.load_version(adapters[3])
         loaded = (await service.health()).loaded_versions
-        await stream.aclose()
+        await stream.aclose()  # type: ignore[attr-defined]
         return loaded
 
     assert with_service(owned(tiny), body) == (0, 1, 3)

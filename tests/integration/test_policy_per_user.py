@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,7 @@ def test_opposite_feedback_moves_policies_apart(tiny_path: Path, tmp_path: Path)
         store = Store.open(deployment.config.store_path)
         try:
             tokens = {name: _rated(client, store, name, said) for name, said in SAID.items()}
-            versions = {
-                name: eventually(lambda who=name: _own_version(store, who), f"{name} has a policy") for name in SAID
-            }
+            versions = {name: eventually(partial(_own_version, store, name), f"{name} has a policy") for name in SAID}
             running = load_json(child_config_path(deployment.config.run_dir))  # with the engine's real port
             assert tokens["ann"].response_ids == tokens["bob"].response_ids  # one answer, of the base
             scored = asyncio.run(_scores(running, tokens["ann"], {"base": 0, **_numbers(versions)}))

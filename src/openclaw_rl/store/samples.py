@@ -281,7 +281,7 @@ class SampleStore:
             return [(row.created_at, row.reward) for row in rows]
 
 
-def _claimed(column: ColumnElement[str]) -> Select[tuple[str]]:
+def _claimed(column: ColumnElement[str]) -> Select[str]:
     return select(column).where(samples.c.state == SampleState.CLAIMED.value)
 
 
