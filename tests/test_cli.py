@@ -109,6 +109,7 @@ def test_a_switch_may_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
         assert "use_lora = false" in shown
         assert "offload_optimizer_state = true" in shown
     assert main(["up", "--use-lora", "--dry-run"]) == 0
+    assert "use_lora = true" in capsys.readouterr().out
     assert "perhaps" in refused(capsys, "up", "--use-lora", "perhaps", "--dry-run")
 
 
