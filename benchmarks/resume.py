@@ -113,7 +113,6 @@ def prepare(directory: Path, model: str, weights: str, steps: int, port: int) ->
             "judge": {"hint_selection": "overlap"},
             "training": {
                 # All that has a memory: momentum, dropout, averages of rewards and of weights, warm-up and decay.
-                "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.0 if weights == "full" else 0.1},
                 "teacher": {"kind": "live" if weights == "full" else "average"},
                 "lr": 1e-5 if weights == "full" else 1e-3,
                 "schedule": "linear",
@@ -125,7 +124,7 @@ def prepare(directory: Path, model: str, weights: str, steps: int, port: int) ->
                 "niceness": 0,
                 "threads": 1,
                 "gate": GATES[model],
-                **({"use_lora": False} if weights == "full" else {}),
+                **({"use_lora": False} if weights == "full" else {"lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1}}),
             },
         }
     )

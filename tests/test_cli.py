@@ -99,7 +99,7 @@ def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str], a
 
 def test_a_flag_of_the_system_before_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--training.log wandb" in refused(capsys, "up", "--use-wandb")
-    assert "embedded, scripted and openai" in refused(capsys, "up", "--backend", "sglang", "--dry-run")
+    assert "embedded, vllm, sglang, openai and scripted" in refused(capsys, "up", "--backend", "tinker", "--dry-run")
 
 
 def test_a_switch_may_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +109,7 @@ def test_a_switch_may_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
         assert "use_lora = false" in shown
         assert "offload_optimizer_state = true" in shown
     assert main(["up", "--use-lora", "--dry-run"]) == 0
+    assert "use_lora = true" in capsys.readouterr().out
     assert "perhaps" in refused(capsys, "up", "--use-lora", "perhaps", "--dry-run")
 
 

@@ -105,10 +105,19 @@ FAMILIAR_FLAGS = [
     ("--save-dir", "b", lambda c: c.run_dir, Path("b")),
     ("--method", "opd", lambda c: c.training.method, "opd"),
     ("--backend", "embedded", lambda c: c.engine.kind, "embedded"),
+    ("--replicas", "2", lambda c: c.engine.replicas, 2),
+    ("--use-lora", "false", lambda c: c.training.use_lora, False),
+    ("--offload-optimizer-state", "true", lambda c: c.training.offload_optimizer_state, True),
+    ("--rollout-function-path", "a.py:f", lambda c: c.rollout.rollout_function_path, "a.py:f"),
+    ("--custom-generate-function-path", "a.py:g", lambda c: c.rollout.custom_generate_function_path, "a.py:g"),
+    ("--num-rollouts-per-prompt", "8", lambda c: c.rollout.rollouts_per_task, 8),
 ]
 
 
+TASKS = ("--rollout.tasks", "tasks.jsonl")
 NEEDED_BESIDE: dict[str, list[tuple[str, str]]] = {
+    "--custom-generate-function-path": [TASKS],
+    "--num-rollouts-per-prompt": [TASKS, ("--custom-generate-function-path", "a.py:g")],
     "--custom-loss-function-path": [("--training.loss.opd_top_k", "0")],
     "--lr-schedule": [("--schedule-steps", "9")],
     "--schedule-steps": [("--lr-schedule", "linear")],

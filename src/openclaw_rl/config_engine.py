@@ -108,7 +108,7 @@ class EngineConfig(Section):
         if self.kind == "openai" and self.upstream_model is None:
             raise ValueError("engine.kind = openai needs engine.upstream_model, the model's name there")
         ours = self.kind in {"embedded", "scripted"}
-        if ours and self.urls and len(self.urls) != self.replicas:
+        if ours and self.urls and (self.replicas == 1 or len(self.urls) != self.replicas):
             raise ValueError(f"engine.urls is not for engine.kind = {self.kind}: `up` starts engine.replicas of it")
         if not ours and self.replicas > 1:
             other = "name each in engine.urls" if self.kind == "openai" else "one server of it is spoken to"

@@ -304,6 +304,11 @@ COMMANDS: dict[str, Entry] = {
         as_command=f"cd {shlex.quote(str(ROOT))} && openclaw-rl up examples/milder_no/recipe.toml --dry-run",
         because="it would take the port",
     ),
+    "openclaw-rl up examples/count_words/recipe.toml": Run(
+        prints=('tasks = "examples/count_words/tasks.jsonl"', "rollouts_per_task"),
+        as_command=f"cd {shlex.quote(str(ROOT))} && openclaw-rl up examples/count_words/recipe.toml --dry-run",
+        because="it would take the port",
+    ),
     "openclaw-rl up recipes/combine.toml --lr-schedule cosine --warmup-steps 10 --schedule-steps 500": dry(
         "openclaw-rl up recipes/combine.toml --lr-schedule cosine --warmup-steps 10 --schedule-steps 500",
         'schedule = "cosine"',

@@ -445,7 +445,7 @@ class EngineContract:
                 await engine.load_version(version)
                 published[version.version] = version
                 before = len(ended)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     while not any(version.version in stream.versions for stream in ended[before:]):
                         assert not any(one.done() for one in clients), [one for one in clients if one.done()]
                         await asyncio.sleep(0.02)

@@ -58,7 +58,8 @@ def create_fake(fake: FakeVllm) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return PlainTextResponse(f"# HELP x\nprocess_start_time_seconds {fake.started}\nother 1\n")
+        cache = 'vllm:cache_config_info{block_size="8",hash_block_size="None",num_gpu_blocks="5"} 1.0'
+        return PlainTextResponse(f"# HELP x\nprocess_start_time_seconds {fake.started}\n{cache}\nother 1\n")
 
     @app.get("/v1/models")
     async def models() -> Json:
@@ -88,7 +89,7 @@ def _whole(fake: FakeVllm, body: Json) -> Json:
     if sampling.get("prompt_logprobs") is not None:
         scores = [{str(token): {"logprob": -token / 100}} for token in body["token_ids"][1:]]
         return {"prompt_logprobs": [None, *scores]}
-    scale = sampling["temperature"] if fake.processed else 1.0
+    scale = (sampling.get("temperature") or 1.0) if fake.processed else 1.0
     top = [{"token_id": token, "logprob": -token / scale} for token in range(5)]
     return {"choices": [{"logprobs": {"content": [{"top_logprobs": top}]}}]}
 

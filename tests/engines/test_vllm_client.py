@@ -89,8 +89,6 @@ def test_an_answer_is_what_vllm_drew(tiny: Path) -> None:
             assert body["model"] == "theirs"
             assert body["sampling_params"]["max_tokens"] == 80 - len(stream.prompt)
             assert "cache_salt" not in body
-            fake.logprob = -9999.0
-            assert (await answer(engine, asked)).logprobs == (None,) * 3
 
     run(scenario)
 
@@ -152,6 +150,28 @@ def test_an_adapter_that_vllm_has_already_is_taken_as_it_is(tiny: Path, tmp_path
             async with engine_for(fake, tiny) as engine:
                 await engine.load_version(version)
                 assert (await answer(engine, request(version=1))).versions == (1, 1, 1)
+
+    run(scenario)
+
+
+def test_a_version_that_gives_nan_is_unloaded_and_its_traces_are_scrubbed(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(lora(tmp_path, 1))
+            fake.logprob = -9999.0
+            with pytest.raises(EngineError, match="not finite"):
+                await answer(engine, request(version=1))
+            fake.logprob = -0.5
+            before = len(fake.asked)
+            await answer(engine, request())
+            *scrubbing, last = fake.asked[before:]
+            assert [len(body["token_ids"]) for body in scrubbing] == [8] * 5
+            assert len({body["cache_salt"] for body in scrubbing}) == 5
+            assert last["stream"], "the request waited until the cache was clean"
+            with pytest.raises(UnknownVersion):
+                await answer(engine, request(version=1))
+            assert len(fake.unloaded) == 1
 
     run(scenario)
 

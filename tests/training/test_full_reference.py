@@ -32,7 +32,7 @@ def full_trainer(case: str, **values: Any) -> Trainer:
         method=method,
         use_lora=False,
         max_grad_norm=1e9,
-        gate={"max_kl_to_base": 1e9, "max_kl_to_last": 1e9},
+        gate={"max_kl_to_base": 1e9, "max_kl_to_last": 1e9, "probes": 0},
         max_tokens_per_micro_batch=40,
         **values,
     )

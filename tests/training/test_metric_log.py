@@ -52,12 +52,12 @@ def test_no_two_metrics_have_one_name() -> None:
 
 
 def test_every_metric_of_a_step_is_named_and_every_name_is_a_metric() -> None:
-    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0, "entropy_coef": 0.01})
-    outcome = trainer.step(
-        mixed_samples(trainer), hints=["hm"], known=[KnownAnswer(prompt_ids=(1, 2), response_ids=(3,))]
-    )
+    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0, "entropy_coef": 0.01}, gate={})
+    known = [KnownAnswer(prompt_ids=(1, 2), response_ids=(3,))]
+    told = trainer.step(mixed_samples(trainer), hints=["hm"], known=known)
+    untold = trainer.step(mixed_samples(trainer), known=known)
     by_the_user = Readings(loss=0.0, weights_finite=True, evaluation=1.0).metrics()  # `training.evaluation` adds it
-    assert {*outcome.metrics, *by_the_user} == set(BY_NAME)
+    assert {*told.metrics, *untold.metrics, *by_the_user} == set(BY_NAME)
 
 
 # --- one file ----------------------------------------------------------------------------------------------

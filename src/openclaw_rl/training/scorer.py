@@ -158,13 +158,15 @@ class Scorer:
         """
         return _through(self._head.weight, hidden, temperature)
 
+    @torch.no_grad()
     def reference_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
-        """The same for the reference's hidden states, by the reference's head."""
+        """The same for the reference's hidden states, by the reference's head, without gradients."""
         head = self._head if self._reference is None else self._reference.get_output_embeddings()
         return _through(head.weight, hidden, temperature)
 
+    @torch.no_grad()
     def held_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
-        """The same for hidden states from before the step, by the head that was held then."""
+        """The same for hidden states from before the step, by the head that was held then; without gradients."""
         return _through(self._head.weight if self._held_head is None else self._held_head, hidden, temperature)
 
     def hold_head(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,16 @@ _CONNECT_S = 5.0
 QUICK_S = 10.0
 _HTTP_ERRORS = (ConnectFailed, ConnectionLost, TimeoutError)
 _START_TIME = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
+_CACHE = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_BLOCK_TOKENS, _BLOCKS = (re.compile(rb'(?:^|,)%s="(\d+)"' % name) for name in (b"block_size", b"num_gpu_blocks"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSize:
+    """The KV cache: so many blocks of so many tokens each."""
+
+    blocks: int
+    block_tokens: int
 
 
 def connections_to(url: str) -> Connections:
@@ -81,12 +92,17 @@ class VllmApi:
 
     async def started_at(self) -> str | None:
         """When its process started, as it says in its metrics; None where it does not."""
-        try:
-            async with self._exchange("GET", "/metrics", None, QUICK_S) as answer:
-                found = _START_TIME.search(await answer.read_all())
-        except _HTTP_ERRORS as error:
-            raise unreachable(error) from error
+        found = _START_TIME.search(await self._metrics())
         return found.group(1).decode() if found else None
+
+    async def cache_size(self) -> CacheSize | None:
+        """The size of its KV cache, as it says in its metrics; None where it does not."""
+        labels = _CACHE.search(await self._metrics())
+        text = labels.group(1) if labels else b""
+        blocks, tokens = _BLOCKS.search(text), _BLOCK_TOKENS.search(text)
+        if blocks is None or tokens is None:
+            return None
+        return CacheSize(blocks=int(blocks.group(1)), block_tokens=int(tokens.group(1)))
 
     # --- whole models ------------------------------------------------------------------------------------------
 
@@ -127,6 +143,13 @@ class VllmApi:
         self._http.close()
 
     # --- beneath -----------------------------------------------------------------------------------------------
+
+    async def _metrics(self) -> bytes:
+        try:
+            async with self._exchange("GET", "/metrics", None, QUICK_S) as answer:
+                return await answer.read_all()
+        except _HTTP_ERRORS as error:
+            raise unreachable(error) from error
 
     def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Exchange:
         data = b"" if body is None else fast_json.dumps(dict(body))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ from openclaw_rl.serving.engines.vllm.api import VllmApi
 from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES
 from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, SPARE_TOKENS, slots
 from openclaw_rl.serving.engines.vllm.probe import Found, check_server
+from openclaw_rl.serving.engines.vllm.scrub import scrub
 from openclaw_rl.serving.engines.vllm.versions import (
     UNTOUCHED,
     LoadedVersions,
+    Served,
     using,
     weights_name,
 )
@@ -57,7 +59,9 @@ class VllmEngine:
         self._context = config.engine.context_length
         self._versions = self._none_loaded()
         self._loading = asyncio.Lock()
-        self._unloading: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._clean = asyncio.Event()
+        self._clean.set()
         self._instance_id = uuid.uuid4().hex
         self._process_started: str | None = None
         self._active = 0
@@ -131,7 +135,8 @@ class VllmEngine:
         sampling = request.sampling
         text = AnswerText(self._tokenizer, stop=sampling.stop, has_tools=bool(request.tools))
         answer = wire.AnswerEvents(text, prompt=prompt, truncated=sampling.truncated)
-        with self._counted(), using(self._versions, request.version, self._unload_soon) as served:
+        await self._clean.wait()
+        with self._counted(), self._serving(request.version) as served:
             body = wire.generate_body(
                 prompt,
                 sampling,
@@ -165,10 +170,11 @@ class VllmEngine:
         """
         self._check_ready()
         self._check_score(request)
-        with self._counted(), using(self._versions, request.version, self._unload_soon) as served:
+        await self._clean.wait()
+        with self._counted(), self._serving(request.version) as served:
             body = wire.score_body(request.ids, model=served.model, salt=self._salt(served.version))
             answer = await self._api.ask_whole(body)
-        return ScoreResult(logprobs=wire.prompt_logprobs(answer, request.ids, request.start))
+            return ScoreResult(logprobs=wire.prompt_logprobs(answer, request.ids, request.start))
 
     def _check_score(self, request: ScoreRequest) -> None:
         if not 1 <= request.start < len(request.ids):
@@ -193,6 +199,35 @@ class VllmEngine:
             yield
         finally:
             self._active -= 1
+
+    @contextlib.contextmanager
+    def _serving(self, version: int) -> Iterator[Served]:
+        """Keep a version for a request. If it turns out to give NaN, no other request gets it, nor its traces."""
+        with using(self._versions, version, self._unload_soon) as served:
+            try:
+                yield served
+            except wire.NoDistribution:
+                if served.version is not None:
+                    logger.error("policy version %d gives NaN; it is unloaded", version)
+                    self._versions.leave(version)
+                self._begin_scrubbing()
+                raise
+
+    def _begin_scrubbing(self) -> None:
+        """Hold new requests until the cache is clean."""
+        if not self._clean.is_set():
+            return
+        self._clean.clear()
+
+        async def clean() -> None:
+            try:
+                await scrub(self._api, self._versions.base)
+            except EngineError as error:
+                logger.error("vLLM's cache may hold NaN: %s", error)
+            finally:
+                self._clean.set()
+
+        self._later(clean())
 
     def _draws(self, adapter: int | None) -> int:
         """The version that draws at this moment."""
@@ -298,9 +333,13 @@ class VllmEngine:
             except EngineError as error:
                 logger.warning("vLLM keeps the adapter %s (%s)", name, error.code)
 
-        task = asyncio.create_task(unload())
-        self._unloading.add(task)
-        task.add_done_callback(self._unloading.discard)
+        self._later(unload())
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it beside the requests; `close` gives it up."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     # --- health ------------------------------------------------------------------------------------------------
 
@@ -352,7 +391,9 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Close the connections."""
-        await asyncio.gather(*self._unloading)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._api.close()
 
 

@@ -60,7 +60,7 @@ class LoadedVersions:
         `base`: the model's own name.
         """
         self._limit = limit
-        self._base = base
+        self.base = base
         self._clock = clock
         self._adapters: dict[int, _Adapter] = {}  # the one used longest ago first
         self._replaced: tuple[int, float] | None = None
@@ -83,7 +83,7 @@ class LoadedVersions:
             UnknownVersion: it is not loaded, or about to be unloaded.
         """
         if version in {self.model_version, self._gracious()}:
-            return Served(model=self._base, version=None)
+            return Served(model=self.base, version=None)
         adapter = self._adapters.get(version)
         if adapter is None or adapter.leaving:
             raise UnknownVersion(f"policy version {version} is not loaded", param="model")

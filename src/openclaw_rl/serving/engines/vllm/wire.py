@@ -37,6 +37,10 @@ _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH, "abort": F
 _STATUS_BAD_REQUEST, _STATUS_NOT_FOUND, _STATUS_TOO_MANY, _STATUS_UNAVAILABLE = 400, 404, 429, 503
 
 
+class NoDistribution(EngineError):
+    """The weights that answered gave NaN: the answer is nobody's, and vLLM's cache holds NaN now."""
+
+
 # --- requests ------------------------------------------------------------------------------------------------------
 
 
@@ -109,7 +113,7 @@ class _Choice:
     """What one chunk says of the answer."""
 
     ids: tuple[int, ...]
-    logprobs: tuple[float | None, ...]
+    logprobs: tuple[float, ...]
     kept: tuple[tuple[int, ...] | None, ...] | None
     finish_reason: str | None
     spans: Sequence[Mapping[str, Any]] | None
@@ -134,8 +138,12 @@ class _Choice:
         return read
 
 
-def _logprobs(ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> tuple[float | None, ...]:
-    """One per id, None where vLLM has none."""
+def _logprobs(ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> tuple[float, ...]:
+    """One per id.
+
+    Raises:
+        NoDistribution: vLLM has none for one of them; a token that was drawn from NaN is no answer.
+    """
     if len(content) != len(ids):
         raise ValueError(f"{len(ids)} tokens with {len(content)} log-probabilities")
     if any(int(one["token_id"]) != token for one, token in zip(content, ids, strict=True)):
@@ -143,9 +151,10 @@ def _logprobs(ids: Sequence[int], content: Sequence[Mapping[str, Any]]) -> tuple
     return tuple(_logprob(one["logprob"]) for one in content)
 
 
-def _logprob(value: float | None) -> float | None:
-    known = value is not None and math.isfinite(value) and value > MISSING_LOGPROB
-    return value if known else None
+def _logprob(value: float | None) -> float:
+    if value is None or not math.isfinite(value) or value <= MISSING_LOGPROB:
+        raise NoDistribution("the model's logits are not finite")
+    return value
 
 
 class AnswerEvents:
@@ -220,17 +229,15 @@ def prompt_logprobs(body: Mapping[str, Any], ids: Sequence[int], start: int) -> 
     """The log-probabilities of `ids[start:]` in the answer to `score_body`.
 
     Raises:
-        EngineError: one of them is missing or not finite: a score has no place for that.
+        NoDistribution: one of them is missing or not finite.
+        EngineError: the answer is about other tokens.
     """
     listed = body.get("prompt_logprobs")
     if not isinstance(listed, list) or len(listed) != len(ids):
         raise EngineError("vLLM scored another number of tokens than it was given")
     found: list[float] = []
     for token, one in zip(ids[start:], listed[start:], strict=True):
-        value = _logprob(((one or {}).get(str(token)) or {}).get("logprob"))
-        if value is None:
-            raise EngineError("vLLM has no finite log-probability for a token that it was to score")
-        found.append(value)
+        found.append(_logprob(((one or {}).get(str(token)) or {}).get("logprob")))
     return tuple(found)
 
 
