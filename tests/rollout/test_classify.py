@@ -70,7 +70,11 @@ def test_every_reason_that_needs_no_feedback_is_checked_once() -> None:
         ExclusionReason.TOO_FEW_VALID_VOTES,
         ExclusionReason.NO_SIGNAL,
     }
-    by_the_gateway = {ExclusionReason.TOKEN_COUNT_MISMATCH, ExclusionReason.NOT_DELIVERED}
+    by_the_gateway = {
+        ExclusionReason.TOKEN_COUNT_MISMATCH,
+        ExclusionReason.NOT_DELIVERED,
+        ExclusionReason.NO_OWNER,
+    }
     imported = {ExclusionReason.RECONSTRUCTED, ExclusionReason.NOT_TRAINABLE}
     judged_only = {ExclusionReason.NOT_TRAINING}
     by_the_driver = {ExclusionReason.ROLLOUT_FAILED, ExclusionReason.ROLLOUT_DROPPED}
