@@ -95,7 +95,11 @@ def table(figures: Mapping[str, Any]) -> str:
 
 
 def _config(directory: Path, arguments: argparse.Namespace) -> Config:
-    flags = [("--run-dir", str(directory)), ("--training.niceness", "0")]
+    flags = [
+        ("--run-dir", str(directory)),
+        ("--training.niceness", "0"),
+        ("--training.keep-checkpoints", str(arguments.steps)),  # the worst speaks at last, however old it is by then
+    ]
     if arguments.baseline is not None:
         flags.append(("--training.loss.baseline", arguments.baseline))
     if arguments.baseline == "none":  # and so there is nothing that could decay

@@ -166,10 +166,12 @@ def test_a_disk_without_room_for_the_moments_is_an_error_at_the_start(
 
 
 BREAKING_LOSS = """
-calls = []
+from pathlib import Path
+CALLS, BREAKS_AT = Path(__file__).with_suffix(".calls"), Path(__file__).with_suffix(".breaks")
 def compute_loss(policy_logprobs, reference_logprobs, rewards, advantages, config):
-    calls.append(1)
-    return -(policy_logprobs.mean() * (float("nan") if len(calls) == {passes} else 1.0))
+    calls = int(CALLS.read_text()) + 1
+    CALLS.write_text(str(calls))
+    return -(policy_logprobs.mean() * (float("nan") if BREAKS_AT.read_text() == str(calls) else 1.0))
 """
 
 
@@ -177,7 +179,10 @@ def test_a_step_that_came_to_nothing_changes_nothing(tmp_path: Path) -> None:
     """With one pass nothing is copied beforehand; with two, what the first changed is put back."""
     for epochs in (1, 2):
         mine = tmp_path / f"mine{epochs}.py"
-        mine.write_text(BREAKING_LOSS.format(passes=2 * epochs))
+        mine.write_text(BREAKING_LOSS)
+        calls, breaks_at = mine.with_suffix(".calls"), mine.with_suffix(".breaks")
+        calls.write_text("0")
+        breaks_at.write_text("never")
         trainer = tiny_trainer(
             {"opd_top_k": 0},
             use_lora=False,
@@ -188,6 +193,7 @@ def test_a_step_that_came_to_nothing_changes_nothing(tmp_path: Path) -> None:
         )
         assert trainer.step([make_sample(trainer, 0)]).refused is None
         before = trainer.state()
+        breaks_at.write_text(str(int(calls.read_text()) + epochs))  # in the last pass of the next step
         outcome = trainer.step([make_sample(trainer, 1, reward=-1.0)])
         assert outcome.refused == "loss_not_finite"
         assert not outcome.weights_changed
