@@ -7,6 +7,7 @@
 #   make test-engines                    the engines' contract, with every engine that is installed
 #   make crash-test                      kill every process under load, 200 times, and look for what is missing
 #   make check                           formatting, lint, types
+#   make sglang-test-venv                SGLang on a CPU for its tests (3 GB, not a way to run): .venv-sglang
 
 PYTHON ?= python3
 ARGS ?=
@@ -24,7 +25,8 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm demo test test-fast test-real test-engines crash-test check format docs bench clean
+.PHONY: help install vllm demo test test-fast test-real test-engines crash-test check format docs bench clean \
+	sglang-test-venv
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -81,6 +83,12 @@ test-engines: $(STAMP)
 crash-test: $(STAMP)
 	$(BIN)/python -m benchmarks.crash $(ARGS)
 
+sglang-test-venv: .venv-sglang/.installed
+
+.venv-sglang/.installed: $(wildcard tests/engines/sglang_cpu/*.txt tests/engines/sglang_cpu/install)
+	tests/engines/sglang_cpu/install .venv-sglang $(PYTHON)
+	@touch $@
+
 check: $(STAMP)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
@@ -97,5 +105,5 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM) .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -13,18 +13,29 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from benchmarks import gateway, hints, memory, serving, training
+from benchmarks import engine, gateway, hints, memory, poison, resume, serving, training, update
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the benchmark that is named, `serving` without a name."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.partition("\n")[0])
     benchmarks = parser.add_subparsers(dest="benchmark")
-    modules = {"gateway": gateway, "hints": hints, "memory": memory, "serving": serving, "training": training}
+    modules = {
+        "engine": engine,
+        "gateway": gateway,
+        "hints": hints,
+        "memory": memory,
+        "poison": poison,
+        "resume": resume,
+        "serving": serving,
+        "training": training,
+        "update": update,
+    }
     for name, module in modules.items():
         added = benchmarks.add_parser(name, help=(module.__doc__ or "").partition("\n")[0])
         module.add_arguments(added)
-        added.set_defaults(run=module.run, table=getattr(module, "table", None))
+        as_json = getattr(module, "as_json", lambda figures: figures)
+        added.set_defaults(run=module.run, table=getattr(module, "table", None), as_json=as_json)
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0].startswith("--"):
         arguments.insert(0, "serving")
@@ -39,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if parsed.table is not None and not parsed.json:
         print(parsed.table(figures))
     else:
-        print(json.dumps(figures, indent=2))
+        print(json.dumps(parsed.as_json(figures), indent=2))
     return 0
 
 

@@ -45,10 +45,10 @@ class Task:
     full: bool
 
 
-def training_config() -> TrainingConfig:
+def training_config(*, full: bool = False) -> TrainingConfig:
     """The defaults, KL, teacher and baseline off, and no clipping of the norm: it would hide a wrong scale."""
     loss = LossConfig(kl_coef=0.0, w_opd=0.0, baseline="none")
-    return TrainingConfig(method=Method.BINARY_RL, loss=loss, max_grad_norm=1e9)
+    return TrainingConfig(method=Method.BINARY_RL, loss=loss, max_grad_norm=1e9, use_lora=not full)
 
 
 def load(task: Task) -> Any:
@@ -100,28 +100,23 @@ class Optimiser:
 
 
 class Ours:
-    """`Trainer.update`. With full weights the same, its adapter taken off and another optimiser put on."""
+    """`Trainer.update`; with full weights its frozen reference is in memory too, as it is in service."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         self.trainer = Trainer(
-            config=training_config(), model=load(task), base_path=task.model_path, teacher_prompt=lambda _: ()
+            config=training_config(full=task.full),
+            model=load(task),
+            reference=load(task) if task.full else None,
+            base_path=task.model_path,
+            teacher_prompt=lambda _: (),
         )
         shake(self.trainer.model)
-        self._optimiser: Optimiser | None = None
-        if task.full:
-            self.trainer.model.unload()
-            self.trainer.model.get_base_model().requires_grad_(True)
-            self._optimiser = Optimiser(self.trainer.model)
 
     def step(self) -> None:
         """From the samples to the optimiser's step."""
         batch = build_batch(self._task.samples, Method.BINARY_RL, training_config().loss)
-        if self._optimiser is not None:
-            self._optimiser.clear()
         self.trainer.update(batch, Meter())
-        if self._optimiser is not None:
-            self._optimiser.step()
 
     def gradient(self) -> Tensor:
         """Of the last step."""

@@ -98,8 +98,19 @@ def test_an_unknown_flag_names_the_nearest(capsys: pytest.CaptureFixture[str], a
 
 
 def test_a_flag_of_the_system_before_says_what_to_do_instead(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "LoRA is always on" in refused(capsys, "up", "--use-lora")
-    assert "embedded and scripted" in refused(capsys, "up", "--backend", "sglang", "--dry-run")
+    assert "--training.log wandb" in refused(capsys, "up", "--use-wandb")
+    assert "embedded, vllm, sglang, openai and scripted" in refused(capsys, "up", "--backend", "tinker", "--dry-run")
+
+
+def test_a_switch_may_stand_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (("--offload-optimizer-state",), ("--offload-optimizer-state", "true")):
+        assert main(["up", "--use-lora", "false", *flags, "--dry-run"]) == 0
+        shown = capsys.readouterr().out
+        assert "use_lora = false" in shown
+        assert "offload_optimizer_state = true" in shown
+    assert main(["up", "--use-lora", "--dry-run"]) == 0
+    assert "use_lora = true" in capsys.readouterr().out
+    assert "perhaps" in refused(capsys, "up", "--use-lora", "perhaps", "--dry-run")
 
 
 def test_misuse_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,6 +121,34 @@ def test_an_exported_adapter_loads_and_lies_as_far_as_diff_says(
     assert "difference:" in told(capsys, run_dir, "diff", "1", "2")
 
 
+def test_whole_versions_are_compared_copied_and_gone_back_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("OPENCLAW_RL_")]:
+        monkeypatch.delenv(name)
+    tiny_model().save_pretrained(tmp_path / "base")
+    monkeypatch.setenv("OPENCLAW_RL_MODEL__PATH", str(tmp_path / "base"))
+    store = Store.open(tmp_path / "store.sqlite")
+    fill(store, 4)
+    work_off(make_loop(make_config(tmp_path, use_lora=False, lr=1e-3), store))
+    store.close()
+    assert json.loads(told(capsys, tmp_path, "show", "2", "--json"))["path"].endswith("step-000002/model")
+    said = json.loads(told(capsys, tmp_path, "diff", "base", "2", "--json"))
+    assert said["norm_a"] == 0.0
+    assert said["norm_difference"] == pytest.approx(said["norm_b"])
+    assert said["norm_b"] > 0.01
+    assert "model.embed_tokens" in said["by_module"]
+    assert "policy merge copies it" in refused(capsys, tmp_path, "export", "2", "--to", str(tmp_path / "x"))
+    assert "policy-v2, copied, is in" in told(capsys, tmp_path, "merge", "2", "--to", str(tmp_path / "mine"))
+    version = tmp_path / "checkpoints" / "step-000002" / "model"
+    copied = {file.name: file.read_bytes() for file in (tmp_path / "mine").iterdir()}
+    assert copied == {file.name: file.read_bytes() for file in version.iterdir() if file.name != "manifest.json"}
+    assert "policy-v1 serves" in told(capsys, tmp_path, "rollback", "1")
+    assert "stays in service" in told(capsys, tmp_path, "pin", "2")
+    (version / "config.json").write_text("{}")
+    assert "is not the file that was written" in refused(capsys, tmp_path, "merge", "2", "--to", str(tmp_path / "y"))
+
+
 @pytest.mark.real_model
 def test_a_merged_policy_computes_what_the_adapter_does(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """SmolLM2 with an adapter: merged as safetensors and as GGUF, read back by Transformers."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from openclaw_rl import __version__
+from openclaw_rl.cli_engine import add_engine
 from openclaw_rl.cli_judge import add_judge
 from openclaw_rl.cli_plot import add_plot
 from openclaw_rl.cli_policy import add_policy
@@ -26,6 +27,7 @@ from openclaw_rl.config_sources import (
     FLAG_ALIASES,
     KNOWN_ELSEWHERE,
     ConfigError,
+    Option,
     Resolved,
     from_flags,
     load,
@@ -143,7 +145,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     from openclaw_rl.evaluation.demo_options import DemoOptions, demo_config
 
     sizes = ("interactions", "held_out", "temperature", "max_tokens", "threads")
-    names = ("preference", "seed", *sizes, "report", "plot", "run_dir")
+    names = ("preference", "form_only", "seed", *sizes, "report", "plot", "run_dir")
     given = {name: value for name in names if (value := getattr(parsed, name)) is not None}
     if parsed.dry_run:
         given.setdefault("run_dir", Path("demo-run"))  # a real run makes a new directory below it
@@ -220,6 +222,7 @@ def build_parser() -> Parser:
     add_judge(commands, _command, _add_configuration)
     add_sessions(commands, _command, _add_run_dir)
     add_policy(commands, _command, _add_run_dir)
+    add_engine(commands, _command, _add_run_dir)
     add_plot(commands, _command, _add_run_dir)
     listing = _command(commands, "options", run_options, "list everything that can be set")
     listing.add_argument("--update", type=Path, metavar="PAGE.md", help="write the tables of that page anew instead")
@@ -246,6 +249,12 @@ def _add_demo(commands: Any) -> None:
     parser = _command(commands, "demo", run_demo, "watch it learn a preference from a simulated user")
     methods = [method.value for method in Method]
     parser.add_argument("--preference", help="what the simulated user likes: terse (default), warm")
+    parser.add_argument(
+        "--form-only",
+        action="store_true",
+        default=None,
+        help="the user minds the form of an answer only, not what it says: what the gate is for",
+    )
     parser.add_argument("--method", choices=methods, default=Method.COMBINE.value, help="combine, binary_rl or opd")
     parser.add_argument("--interactions", type=int, help="how many requests the user makes (48)")
     parser.add_argument("--held-out", type=int, help="how many held-out questions are asked")
@@ -295,15 +304,22 @@ def _add_configuration(parser: argparse.ArgumentParser, aliases: Iterable[str]) 
     parser.add_argument(
         "--set", action=KeepSetting, metavar="KEY=VALUE", help="set any key, as in --set training.lr=1e-4"
     )
+    by_key = {option.key: option for option in options()}
     group = parser.add_argument_group(
         "configuration", "every key is a flag too (--training.lr 1e-4): openclaw-rl options"
     )
     for flag in aliases:
-        group.add_argument(flag, action=KeepSetting, metavar="VALUE", help=FLAG_ALIASES[flag])
-    for option in options():
+        alone = _alone(by_key[FLAG_ALIASES[flag]])
+        group.add_argument(flag, action=KeepSetting, metavar="VALUE", help=FLAG_ALIASES[flag], **alone)
+    for option in by_key.values():
         names = {option.flag, option.flag.replace("_", "-")} - set(FLAG_ALIASES)
         if names:
-            parser.add_argument(*sorted(names), action=KeepSetting, help=argparse.SUPPRESS)
+            parser.add_argument(*sorted(names), action=KeepSetting, help=argparse.SUPPRESS, **_alone(option))
+
+
+def _alone(option: Option) -> dict[str, Any]:
+    """How a flag is read without a value: a switch is on, any other needs one."""
+    return {"nargs": "?", "const": "true"} if option.annotation is bool else {}
 
 
 def check_flags(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:

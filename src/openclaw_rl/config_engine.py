@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, SecretStr, model_validator
 
 from openclaw_rl.config_base import LOOPBACK, Count, Positive, Section
+from openclaw_rl.config_sglang import SglangConfig
+
+SERVERS = frozenset({"vllm", "sglang"})
+"""Kinds that are another program's server, for which our engine process speaks."""
 
 
 class VllmConfig(Section):
@@ -24,10 +30,23 @@ class VllmConfig(Section):
 
 
 class EngineConfig(Section):
-    """The engine that generates: `embedded` is a Transformers process of its own, `vllm` a vLLM server that the
-    engine process starts, or finds at `urls`; `scripted` is a fake for tests."""
+    """The engine that generates: `embedded` is a Transformers process of its own; `vllm` a vLLM server that the
+    engine process starts, or finds at `urls`; `sglang` the same with SGLang; `openai` any upstream that speaks
+    OpenAI's chat completions; `scripted` is a fake for tests."""
 
-    kind: Literal["embedded", "vllm", "scripted"] = "embedded"
+    kind: Literal["embedded", "vllm", "sglang", "openai", "scripted"] = "embedded"
+    urls: tuple[str, ...] = ()
+    """Where engines that run already answer: a vLLM or SGLang (`http://HOST:PORT`) instead of one that is started
+    here, or upstreams (`https://HOST/v1`), of which several are replicas of one engine."""
+    replicas: Count = 1
+    """Engine processes of kind = embedded, each with a copy of the model; a session stays on one of them."""
+    api_key: SecretStr | None = None
+    """kind = openai: the upstream's key; best in the environment, `OPENCLAW_RL_ENGINE__API_KEY`."""
+    upstream_model: str | None = None
+    """kind = openai: the model's name there."""
+    upstream_logprobs: Literal["raw", "processed"] = "raw"
+    """kind = openai: what its log-probabilities are of. `raw`: of the model's own distribution, as most report; then
+    only answers at temperature 1 can be trained. `processed`: of the one that was drawn from."""
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free port."""
@@ -36,17 +55,20 @@ class EngineConfig(Section):
     context_length: Count = 2048
     """Prompt and answer together, tokens; never more than the model's own."""
     prefill_chunk_tokens: Count = 32
-    """A long prompt is read in pieces of this size, so that other streams go on between them."""
+    """A long prompt is read in pieces of about this size, so that other streams go on between them: two tokens more
+    for each stream, four times as many while there is none."""
     max_versions: Count = 4
     """LoRA versions kept loaded; one in use is never unloaded."""
+    max_full_versions: Annotated[int, Field(ge=2)] = 2
+    """Whole models kept loaded beside the base (training.use_lora = false), each as large as it. While all of them
+    are in use, or were the last to be, a new one waits."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes one fewer than the machine has, at least one."""
     load_timeout_s: Positive = 120.0
-    urls: tuple[str, ...] = ()
-    """Where a running vLLM is (`http://HOST:PORT`), instead of one that is started here; only for kind = vllm."""
     extra_args: tuple[str, ...] = ()
-    """Arguments passed on to the server that is started; only for kind = vllm."""
+    """Arguments passed on to the vLLM or SGLang that is started; the last word where they repeat one of ours."""
     vllm: VllmConfig = VllmConfig()
+    sglang: SglangConfig = SglangConfig()
     script: Path | None = None
     """The scripted engine's answers (JSON); only for kind = scripted."""
 
@@ -58,12 +80,53 @@ class EngineConfig(Section):
             )
         if self.kind == "scripted" and self.script is None:
             raise ValueError("engine.kind = scripted needs engine.script")
-        if self.kind != "scripted" and self.script is not None:
-            raise ValueError("engine.script is only for engine.kind = scripted")
-        if self.kind != "vllm" and (self.urls or self.extra_args):
-            raise ValueError("engine.urls and engine.extra_args are only for engine.kind = vllm")
+        for name, kind in _ONLY_FOR.items():
+            if self.kind != kind and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"engine.{name} is only for engine.kind = {kind}")
+        return self
+
+    @model_validator(mode="after")
+    def _server_of_another_program(self) -> EngineConfig:
+        if self.kind not in SERVERS:
+            if self.extra_args:
+                raise ValueError("engine.extra_args is only for engine.kind = vllm or sglang")
+            return self
         if self.urls and self.extra_args:
             raise ValueError("engine.extra_args are for a server that is started here, not for one at engine.urls")
         if len(self.urls) > 1:
-            raise ValueError("engine.urls takes one address: this version routes to one engine")
+            raise ValueError(f"engine.urls takes one address with engine.kind = {self.kind}")
+        for url in self.urls:
+            address = urlsplit(url)
+            if address.scheme != "http" or not address.hostname or address.port is None:
+                raise ValueError(f"engine.urls are of the form http://HOST:PORT, not {url}")
         return self
+
+    @model_validator(mode="after")
+    def _addresses(self) -> EngineConfig:
+        if self.kind == "openai" and not self.urls:
+            raise ValueError("engine.kind = openai needs engine.urls, the upstream's base URL: https://HOST/v1")
+        if self.kind == "openai" and self.upstream_model is None:
+            raise ValueError("engine.kind = openai needs engine.upstream_model, the model's name there")
+        ours = self.kind in {"embedded", "scripted"}
+        if ours and self.urls and (self.replicas == 1 or len(self.urls) != self.replicas):
+            raise ValueError(f"engine.urls is not for engine.kind = {self.kind}: `up` starts engine.replicas of it")
+        if not ours and self.replicas > 1:
+            other = "name each in engine.urls" if self.kind == "openai" else "one server of it is spoken to"
+            raise ValueError(f"engine.replicas is not for engine.kind = {self.kind}: {other}")
+        for url in self.urls:
+            address = urlsplit(url)
+            if address.scheme not in {"http", "https"} or not address.hostname:
+                raise ValueError(f"engine.urls: {url!r} is no http:// or https:// URL")
+            if address.username or address.password or address.query or address.fragment:
+                raise ValueError("engine.urls: a URL here is host, port and path; the key goes to engine.api_key")
+        if len({url.rstrip("/") for url in self.urls}) < len(self.urls):
+            raise ValueError("engine.urls names one address twice")
+        return self
+
+
+_ONLY_FOR: Mapping[str, str] = {
+    "script": "scripted",
+    "api_key": "openai",
+    "upstream_model": "openai",
+    "upstream_logprobs": "openai",
+}

@@ -25,14 +25,17 @@ class GateConfig(Section):
     max_nats_below_told_base: Positive = 0.7
     """How much less likely such answers may be, per token, than the base's own, both under the base that is told
     what the hints say."""
+    max_nats_below_base: Positive = 1.5
+    """The same where nobody hinted at anything yet, or ever: under the base as it is. A wish that is known by scores
+    alone makes answers less likely, too, so there is more room."""
     max_repetition: Fraction = 0.6
     """The share of 4-grams in such answers that were there before."""
     max_probe_drop: Positive = 2.0
     """How much less likely than under the base, per token, answers may become that were accepted once, or (before
     four were) good answers to plain questions that come with the program."""
     evaluation_path: str | None = None
-    """An evaluation of your own, `module:function` or `file.py:function`: takes the adapter's directory, gives a
-    number."""
+    """An evaluation of your own, `module:function` or `file.py:function`: takes the version's directory (an adapter,
+    or a whole model), gives a number."""
     min_evaluation: float | None = None
     """The least that it must give."""
 

@@ -151,7 +151,9 @@ def _annotation(annotation: Any) -> str:
         return " or ".join(f"`{member.value}`" for member in annotation)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "tables of " + ", ".join(f"`{name}`" for name in annotation.model_fields)
-    return {Path: "path", str: "text"}.get(annotation, getattr(annotation, "__name__", str(annotation)))
+    return {Path: "path", str: "text", SecretStr: "text, secret"}.get(
+        annotation, getattr(annotation, "__name__", str(annotation))
+    )
 
 
 def _default(value: Any) -> str:

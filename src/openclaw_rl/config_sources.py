@@ -38,6 +38,7 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--host": "serving.host",
     "--port": "serving.port",
     "--backend": "engine.kind",
+    "--replicas": "engine.replicas",
     "--method": "training.method",
     "--lr": "training.lr",
     "--lr-schedule": "training.schedule",
@@ -47,6 +48,8 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--weight-decay": "training.weight_decay",
     "--adam-beta1": "training.adam_beta1",
     "--adam-beta2": "training.adam_beta2",
+    "--use-lora": "training.use_lora",
+    "--offload-optimizer-state": "training.offload_optimizer_state",
     "--lora-rank": "training.lora.rank",
     "--lora-alpha": "training.lora.alpha",
     "--lora-dropout": "training.lora.dropout",
@@ -54,6 +57,9 @@ FLAG_ALIASES: Mapping[str, str] = {
     "--save-interval": "training.save_interval",
     "--resume-from-checkpoint": "training.resume_from_checkpoint",
     "--rollout-batch-size": "rollout.batch_size",
+    "--num-rollouts-per-prompt": "rollout.rollouts_per_task",
+    "--rollout-function-path": "rollout.rollout_function_path",
+    "--custom-generate-function-path": "rollout.custom_generate_function_path",
     "--majority-vote-n": "judge.votes",
     "--majority-vote-threshold": "judge.vote_threshold",
     "--num-judge-workers": "judge.workers",
@@ -65,12 +71,7 @@ FLAG_ALIASES: Mapping[str, str] = {
 """Short flags, most of them known from the system that this one follows."""
 
 KNOWN_ELSEWHERE: Mapping[str, str] = {
-    "--use-lora": "LoRA is always on here; set its size with --lora-rank",
-    "--use-wandb": "metrics go to files, see training.log; openclaw-rl plot draws them",
-    "--num-rollouts-per-prompt": "one rollout per prompt is all that live traffic gives; there is no such option yet",
-    "--offload-optimizer-state": "there is no such option yet; a LoRA optimiser's state is small",
-    "--rollout-function-path": "there is no such option yet",
-    "--custom-generate-function-path": "there is no such option yet",
+    "--use-wandb": "here it is --training.log wandb; openclaw-rl plot draws metrics without it",
     "--advantage-estimator": "here it is training.loss.baseline and training.loss.normalise (grpo: group, group)",
     "ppo.advantage_estimator": "here it is training.loss.baseline and training.loss.normalise (grpo: group, group)",
     "ppo.clip_range": "here it is training.loss.clip_low and training.loss.clip_high",
@@ -79,11 +80,16 @@ KNOWN_ELSEWHERE: Mapping[str, str] = {
     "ppo.max_new_tokens": "here it is serving.default_max_tokens",
     "prm.judge_samples": "here it is judge.votes",
     "prm.score_range": "here it is judge.score_range",
+    "slime.rollout_function_path": "here it is rollout.rollout_function_path",
+    "slime.custom_generate_function_path": "here it is rollout.custom_generate_function_path",
     "slime.custom_rm_path": "here it is judge.custom_rm_path, with judge.kind = custom",
     "server.api_port": "here it is serving.port",
 }
 """Names known from that system that mean nothing here, and what to do instead."""
 
+
+SECRET = frozenset({"serving.api_keys", "engine.api_key"})
+"""Keys whose values no message repeats."""
 
 SYNONYMS: Mapping[str, str] = {"learning_rate": "lr", "learning-rate": "lr"}
 """Other words for the last part of a name, that its letters would not lead to."""
@@ -297,9 +303,9 @@ def flag_key(flag: str) -> str:
 
 
 def _no_such_backend(name: str) -> str:
-    *kinds, last = typing.get_args(_by_key()["engine.kind"].annotation)
-    have = f"{', '.join(kinds)} and {last}"
-    known = name in {"vllm", "sglang", "tinker", "openai"}
+    *most, last = typing.get_args(_by_key()["engine.kind"].annotation)
+    have = f"{', '.join(most)} and {last}"
+    known = name == "tinker"
     return f"--backend {name}: {'not available yet' if known else 'no such engine'}; this version has {have}"
 
 
@@ -386,5 +392,5 @@ def _describe(error: Mapping[str, Any], origins: Mapping[str, str]) -> str:
     if error["type"] == "extra_forbidden":
         model = next(arg for arg in typing.get_args(_by_key()[leaf].annotation) if hasattr(arg, "model_fields"))
         return str(unknown(key, source or "", [f"{'.'.join(location[:-1])}.{name}" for name in model.model_fields]))
-    shown = f" = {error['input']!r}" if key == leaf and leaf != "serving.api_keys" else ""
+    shown = f" = {error['input']!r}" if key == leaf and leaf not in SECRET else ""
     return f"{key}{shown}{where}: {message[:1].lower()}{message[1:]}"

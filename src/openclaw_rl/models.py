@@ -81,10 +81,17 @@ def choose_device(wanted: str, available: Collection[str]) -> str:
     return wanted
 
 
+def choose_dtype(wanted: str, device: str) -> torch.dtype:
+    """What `model.dtype` means on a device: `auto` is bfloat16 on `cuda`, float32 elsewhere (where it is faster)."""
+    if wanted == "auto":
+        return torch.bfloat16 if device == "cuda" else torch.float32
+    return _DTYPES[wanted]
+
+
 def load_causal_lm(path: Path, dtype: str = "float32", device: str = "cpu") -> Any:
     """The model in `path`, on `device`, in evaluation mode, with SDPA attention.
 
-    `dtype`: `float32` or `bfloat16`. `device`: as `model.device` in the configuration.
+    `dtype` and `device`: as `model.device` in the configuration.
 
     Raises:
         ConfigError: the device is not there.
@@ -92,7 +99,9 @@ def load_causal_lm(path: Path, dtype: str = "float32", device: str = "cpu") -> A
     """
     place = choose_device(device, available_devices())
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=_DTYPES[dtype], attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(
+            path, dtype=choose_dtype(dtype, place), attn_implementation="sdpa"
+        )
     except (OSError, ValueError) as error:
         raise _unloadable(path, error) from error
     return model.to(place).eval()

@@ -126,6 +126,8 @@ class ExclusionReason(StrEnum):
     RECONSTRUCTED = "reconstructed"
     NOT_TRAINABLE = "not_trainable"
     NOT_TRAINING = "not_training"
+    ROLLOUT_FAILED = "rollout_failed"
+    ROLLOUT_DROPPED = "rollout_dropped"
 
 
 class JudgementOutcome(StrEnum):
@@ -156,13 +158,17 @@ class FinishReason(StrEnum):
 
 
 class LoopName(StrEnum):
-    """The processes that `openclaw-rl up` supervises: the four loops, serving being two processes."""
+    """The processes that `openclaw-rl up` supervises: the four loops, serving being two processes.
+
+    The driver makes rollouts of tasks; without tasks there is none.
+    """
 
     GATEWAY = "gateway"
     ENGINE = "engine"
     ROLLOUT = "rollout"
     JUDGING = "judging"
     TRAINING = "training"
+    DRIVER = "driver"
 
 
 # --- carriers ----------------------------------------------------------------------------------------------

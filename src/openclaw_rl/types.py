@@ -287,16 +287,27 @@ class Origin:
     `task_id` by all answers of that key's conversations that began with the same messages, `step` counting the
     answers before it. None where the messages were recorded without their hash: the sample is then compared with no
     other.
+
+    In a `rollout` (its name; None elsewhere) both are its group: all answers of the rollouts of one task.
     """
 
     key_id: str
     group_id: str | None
     task_id: str | None
     step: int
+    rollout: str | None = None
 
     def __post_init__(self) -> None:
         if self.step < 0:
             raise ValueError(f"steps count from 0, got {self.step}")
+
+
+class UnsoundSample(ValueError):
+    """What nobody can train; `reason` is a counter's name."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,6 +319,9 @@ class Sample:
     `retry` says that this very response, an accepted second try, is also a demonstration for the first prompt.
     A `reconstructed` one (see `Turn`) has a hint and nothing else.
     `origin` is there in a sample that the store gives out.
+
+    Raises:
+        UnsoundSample: if any of this is not so.
     """
 
     turn_id: str
@@ -327,17 +341,19 @@ class Sample:
 
     def __post_init__(self) -> None:
         if self.reconstructed and (self.reward is not None or self.retry is not None):
-            raise ValueError("a reconstructed sample is distilled from only: no reward, no retry")
+            raise UnsoundSample("reconstructed", "a reconstructed sample is distilled from only: no reward, no retry")
         if self.reward is None and self.hint is None and self.retry is None:
-            raise ValueError("a sample has a reward, a hint or a retry")
+            raise UnsoundSample("no_signal", "a sample has a reward, a hint or a retry")
+        if self.reward is not None and not -1.0 <= self.reward <= 1.0:
+            raise UnsoundSample("reward_out_of_range", f"a reward lies between -1 and 1, got {self.reward}")
         check_hints(self.hint, self.alternatives)
         if self.retry is not None and self.retry.turn_id != self.turn_id:
             raise ValueError("a retry rides on the sample of the turn that was accepted")
         reason = self.tokens.untrainable_reason(reconstructed=self.reconstructed)
         if reason is not None:
-            raise ValueError(f"these tokens cannot be trained: {reason}")
+            raise UnsoundSample(reason.value, f"these tokens cannot be trained: {reason}")
         if self.sampling.truncated and not self.reconstructed and not self.tokens.kept_sets_known:
-            raise ValueError("tokens drawn from a part of the vocabulary need that part")
+            raise UnsoundSample("truncated_support", "tokens drawn from a part of the vocabulary need that part")
 
     @property
     def hints(self) -> tuple[str, ...]:

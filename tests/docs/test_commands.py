@@ -85,6 +85,12 @@ def dry(command: str, *prints: str) -> Run:
     return Run(prints=prints, as_command=f"{command} --dry-run", because="it would take minutes, or the port")
 
 
+def with_engine(command: str, kind: str) -> Run:
+    """A command that would start another engine than the scripted one of the deployment of these tests."""
+    as_command = f"env -u OPENCLAW_RL_ENGINE__SCRIPT {command} --dry-run"
+    return Run(prints=(f'kind = "{kind}"',), as_command=as_command, because="it would start that engine")
+
+
 FEEDBACK = "src/openclaw_rl/judging/data/feedback.jsonl"
 OLD = next(
     block.text.strip() for block in all_blocks() if block.page == "09-your-data.md" and block.language == "text"
@@ -103,6 +109,21 @@ import sqlite3
 sqlite3.connect('openclaw-run/store.sqlite').execute(\\"VACUUM INTO 'copied/store.sqlite'\\")" """
 ON_A_COPY = "the deployment of the other tests goes on"
 
+TWO = """mkdir -p two && python -c "
+from pathlib import Path
+from openclaw_rl.config import Config
+from openclaw_rl.config_render import write_private_json
+urls = ['http://127.0.0.1:4001', 'http://127.0.0.1:4002']
+config = Config.model_validate({'run_dir': 'two', 'engine': {'replicas': 2, 'urls': urls}})
+write_private_json(config, Path('two/config.json'))" """
+
+
+def on_two(arguments: str, *prints: str) -> Run:
+    """The same in a run directory with two replicas."""
+    because = "the deployment of these tests has one engine"
+    return Run(prints=prints, as_command=f"{TWO} && openclaw-rl engine {arguments} --run-dir two", because=because)
+
+
 Entry = Run | Watch | Curl | Elsewhere
 COMMANDS: dict[str, Entry] = {
     # README
@@ -111,6 +132,9 @@ COMMANDS: dict[str, Entry] = {
     'make demo ARGS="--preference warm"': dry("openclaw-rl demo --preference warm", 'method = "combine"'),
     'make demo ARGS="--method binary_rl --seed 1 --report demo-report.json"': dry(
         "openclaw-rl demo --method binary_rl --seed 1 --report demo-report.json", 'method = "binary_rl"', "seed = 1"
+    ),
+    'make demo ARGS="--form-only --interactions 80 --set training.loss.kl_coef=0"': dry(
+        "openclaw-rl demo --form-only --interactions 80 --set training.loss.kl_coef=0", "kl_coef = 0"
     ),
     "source .venv/bin/activate": Run(
         prints=("/bin/openclaw-rl",),
@@ -140,10 +164,13 @@ COMMANDS: dict[str, Entry] = {
         as_command=f"make -C {shlex.quote(str(ROOT))} --dry-run --always-make vllm",
         because="it would install, where it is not there already",
     ),
-    "openclaw-rl up recipes/combine.toml --backend vllm": dry(
-        "openclaw-rl up recipes/combine.toml --backend vllm", 'kind = "vllm"'
+    "openclaw-rl up recipes/combine.toml --backend vllm": with_engine(
+        "openclaw-rl up recipes/combine.toml --backend vllm", "vllm"
     ),
-    'make demo ARGS="--backend vllm"': dry("openclaw-rl demo --backend vllm", 'kind = "vllm"'),
+    "openclaw-rl up recipes/combine.toml --backend sglang": with_engine(
+        "openclaw-rl up recipes/combine.toml --backend sglang", "sglang"
+    ),
+    'make demo ARGS="--backend vllm"': with_engine("openclaw-rl demo --backend vllm", "vllm"),
     "openclaw-rl status": Run(
         prints=("ready", "engine", "gateway", "rollout", "judging", "training", "in service"), needs_deployment=True
     ),
@@ -234,10 +261,26 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl policy merge policy-v1 --to my-model": Run(
         prints=("merged into its base, is in my-model",), needs_version=True
     ),
+    # Replicas
+    "openclaw-rl up recipes/combine.toml --replicas 2": dry(
+        "openclaw-rl up recipes/combine.toml --replicas 2", "replicas = 2  # --replicas"
+    ),
+    "openclaw-rl engine list": on_two("list", "http://127.0.0.1:4001  the gateway has not said how it is"),
+    "openclaw-rl engine drain http://127.0.0.1:4001": on_two(
+        "drain http://127.0.0.1:4001", "http://127.0.0.1:4001 gets no new requests from now on"
+    ),
+    "openclaw-rl engine undrain http://127.0.0.1:4001": on_two(
+        "undrain http://127.0.0.1:4001", "http://127.0.0.1:4001 gets requests again"
+    ),
     # Add a method, metrics
     "openclaw-rl up examples/milder_no/recipe.toml": Run(
         prints=('custom_rm_path = "examples/milder_no/reward.py:score"', "warmup_steps = 5"),
         as_command=f"cd {shlex.quote(str(ROOT))} && openclaw-rl up examples/milder_no/recipe.toml --dry-run",
+        because="it would take the port",
+    ),
+    "openclaw-rl up examples/count_words/recipe.toml": Run(
+        prints=('tasks = "examples/count_words/tasks.jsonl"', "rollouts_per_task"),
+        as_command=f"cd {shlex.quote(str(ROOT))} && openclaw-rl up examples/count_words/recipe.toml --dry-run",
         because="it would take the port",
     ),
     "openclaw-rl up recipes/combine.toml --lr-schedule cosine --warmup-steps 10 --schedule-steps 500": dry(
@@ -285,6 +328,8 @@ COMMANDS: dict[str, Entry] = {
     ),
     # Benchmarks
     'make bench ARGS="training --json"': make('bench ARGS="training --json"', "python -m benchmarks training --json"),
+    'make bench ARGS="engine --json"': make('bench ARGS="engine --json"', "python -m benchmarks engine --json"),
+    'make bench ARGS="update --json"': make('bench ARGS="update --json"', "python -m benchmarks update --json"),
     'make bench ARGS="gateway --json"': make('bench ARGS="gateway --json"', "python -m benchmarks gateway --json"),
     'make test-fast ARGS="tests/training -x"': make(
         'test-fast ARGS="tests/training -x"', 'pytest -m "not real_model" tests/training -x'

@@ -13,19 +13,20 @@ from openclaw_rl.config import Config, LossConfig
 from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.config_sources import from_toml, options, resolve, sections
 from openclaw_rl.judging import classifier, verdict_logits
+from openclaw_rl.supervision.children import START_ORDER
 from openclaw_rl.training.evaluation import evaluated
 from openclaw_rl.training.gate import RULES
 from openclaw_rl.training.gatekeeper import KnownAnswer
 from openclaw_rl.training.metric_names import BY_NAME
-from openclaw_rl.types import JudgementOutcome, LoopName, Method
+from openclaw_rl.types import JudgementOutcome, Method
 from tests.docs.pages import PAGES, ROOT, code_spans, links_of
 from tests.training.support import mixed_samples, tiny_trainer
 
 SOURCES = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
 BENCHMARKS = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").rglob("*.py"))
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
-MADE_BY_A_RUN = ("RUN_DIR/", "openclaw-run/", "demo-run/", "checkpoints/", "adapter/")
-"""Paths that a deployment makes, not the repository; `test_commands` looks for them in a real one."""
+MADE_BY_A_RUN = ("RUN_DIR/", "openclaw-run/", "demo-run/", "checkpoints/", "adapter/", ".venv-")
+"""Paths that a deployment or `make` makes, not the repository; `test_commands` looks for them in a real one."""
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
@@ -170,13 +171,14 @@ def test_the_figures_are_those_of_the_heads_that_are_shipped() -> None:
 
 
 def test_the_metrics_are_those_of_a_step() -> None:
-    lenient = {"max_nats_below_told_base": 50.0, "max_repetition": 1.0, "max_probe_drop": 50.0}
-    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0}, gate=lenient)
+    lenient = dict.fromkeys(("max_nats_below_told_base", "max_nats_below_base", "max_probe_drop"), 50.0)
+    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0}, gate={**lenient, "max_repetition": 1.0})
     known = [KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7))]
     outcome = trainer.step(mixed_samples(trainer), hints=("be brief",), known=known)
     assert outcome.refused is None
     outcome = evaluated(outcome, lambda _: 1.0, Path("adapter"), trainer.config.gate)
-    assert sorted(BY_NAME) == sorted(outcome.metrics)
+    untold = trainer.step(mixed_samples(trainer))
+    assert sorted(BY_NAME) == sorted({*outcome.metrics, *untold.metrics})
 
 
 def test_every_reason_of_the_gate_has_its_row_with_its_bound() -> None:
@@ -205,8 +207,8 @@ def test_the_tables_of_the_folders_hold_every_one() -> None:
 
 def test_the_illustrated_status_shows_every_process_in_its_order() -> None:
     shown = section("## Reading `status`")
-    places = [shown.index(f"\n  {loop.value} ") for loop in LoopName]
-    assert len(set(places)) == len(LoopName)
+    places = [shown.index(f"\n  {loop.value} ") for loop in START_ORDER]
+    assert len(set(places)) == len(START_ORDER)
 
 
 # --- these checks, by hand -----------------------------------------------------------------------------------

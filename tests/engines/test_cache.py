@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openclaw_rl.serving.engines.embedded.cache import KvShape, Slot, SlotPool, segments_of
+from openclaw_rl.serving.engines.embedded.cache import KvShape, Slot, SlotPool
 
 SHAPE = KvShape(layers=2, kv_heads=1, head_dim=4, groups=2, dtype=torch.float32, device=torch.device("cpu"))
 
@@ -11,7 +11,7 @@ SHAPE = KvShape(layers=2, kv_heads=1, head_dim=4, groups=2, dtype=torch.float32,
 def fill(slot: Slot, tokens: list[int]) -> None:
     slot.reserve(len(tokens))
     for place, token in enumerate(tokens):
-        slot.kv[:, :, :, place] = float(token)
+        slot.kv[:, place] = float(token)
     slot.tokens = list(tokens)
 
 
@@ -23,13 +23,13 @@ def finished(pool: SlotPool, tokens: list[int], version: int = 0) -> Slot:
 
 
 def test_a_slot_keeps_its_content_when_it_grows() -> None:
-    slot = Slot(SHAPE)
-    assert slot.capacity == 0
+    slot = SlotPool(SHAPE, 2).slots[1]
+    assert slot.memory.capacity == 0
     fill(slot, [1, 2, 3])
-    before = slot.kv[:, :, :, :3].clone()
+    before = slot.kv[:, :3].clone()
     slot.reserve(1000)
-    assert slot.capacity >= 1000
-    assert torch.equal(slot.kv[:, :, :, :3], before)
+    assert slot.memory.capacity >= 1000
+    assert torch.equal(slot.kv[:, :3], before)
 
 
 def test_the_longest_common_beginning_is_continued_in_place() -> None:
@@ -59,7 +59,7 @@ def test_a_short_beginning_is_copied_and_the_long_memory_stays() -> None:
     taken = pool.take([0, 1, 2, 7, 7], 0, 4)
     assert taken is not memory
     assert taken.tokens == [0, 1, 2]
-    assert taken.kv[0, 0, 0, :3, 0].tolist() == [0.0, 1.0, 2.0]
+    assert taken.kv[0, :3, 0, 0, 0].tolist() == [0.0, 1.0, 2.0]
     assert memory.tokens == list(range(100))
 
 
@@ -87,7 +87,7 @@ def test_a_slot_that_grew_in_a_forward_pass_is_copied_into_and_from() -> None:
     taken = pool.take([5, 6, 8], 0, 2)
     assert taken is other
     assert taken.tokens == [5, 6]
-    assert taken.kv[0, 0, 0, :2, 0].tolist() == [5.0, 6.0]
+    assert taken.kv[0, :2, 0, 0, 0].tolist() == [5.0, 6.0]
 
 
 def test_without_anything_in_common_the_slot_unused_for_longest_goes() -> None:
@@ -102,17 +102,6 @@ def test_a_version_that_is_gone_is_forgotten() -> None:
     slot = finished(pool, [1, 2], version=3)
     pool.forget(3)
     assert slot.tokens == []
-
-
-def test_segments_see_what_came_before_them_and_themselves_causally() -> None:
-    one, other = Slot(SHAPE), Slot(SHAPE)
-    fill(one, [1, 2])
-    first, second = segments_of([(one, 2), (other, 1)], SHAPE)
-    assert (first.begin, first.past, second.begin, second.past) == (0, 2, 2, 0)
-    assert first.mask is not None
-    seen = [[True, True, True, False], [True, True, True, True]]
-    assert first.mask.tolist() == seen * SHAPE.groups
-    assert second.mask is None
 
 
 def test_a_sliding_window_is_refused() -> None:

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from openclaw_rl.config import Config, ModelConfig
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.models import available_devices, choose_device, load_causal_lm, load_tokenizer
+from openclaw_rl.models import available_devices, choose_device, choose_dtype, load_causal_lm, load_tokenizer
 from openclaw_rl.serving.engines.embedded.adapters import AdapterPool
 from openclaw_rl.serving.engines.embedded.cache import SlotPool
 from openclaw_rl.serving.engines.embedded.jobs import GenerationJob, Job, JobEvent, ScoreJob
@@ -110,6 +110,13 @@ def test_auto_is_the_gpu_where_there_is_one() -> None:
     assert choose_device("cpu", ("cpu", "cuda")) == "cpu"
     with pytest.raises(ConfigError, match=r"model\.device 'cuda' is not there; torch finds: cpu$"):
         choose_device("cuda", ("cpu",))
+
+
+def test_the_dtype_goes_with_the_device_unless_it_is_named() -> None:
+    assert choose_dtype("auto", "cuda") is torch.bfloat16
+    assert choose_dtype("auto", "cpu") is torch.float32
+    assert choose_dtype("bfloat16", "cpu") is torch.bfloat16
+    assert choose_dtype("float32", "cuda") is torch.float32
 
 
 @pytest.mark.skipif("cuda" in available_devices(), reason="there is a GPU")

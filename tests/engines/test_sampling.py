@@ -6,7 +6,14 @@ from collections import Counter
 import pytest
 import torch
 
-from openclaw_rl.serving.engines.embedded.sampling import MAX_KEPT, NonFiniteLogits, draw, log_probabilities
+from openclaw_rl.serving.engines.embedded.sampling import (
+    MAX_KEPT,
+    NonFiniteLogits,
+    Wish,
+    draw,
+    draw_all,
+    log_probabilities,
+)
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 
@@ -83,3 +90,21 @@ def test_kept_set_that_is_too_large_is_not_told() -> None:
     assert drawn.kept is None
     assert drawn.logprob == pytest.approx(-math.log(MAX_KEPT + 9), abs=1e-3)
     assert len(draw(torch.zeros(100), temperature=1.0, top_p=0.5, generator=generator()).kept or ()) == 50
+
+
+def test_rows_are_drawn_together_as_each_would_be_alone() -> None:
+    """Whatever stands beside a row: greedy ones, cut ones, other temperatures, one without a distribution."""
+    logits = torch.randn(6, 500, generator=generator(1)) * 3
+    logits[4, 7] = math.nan
+    settings = [(1.0, 1.0, 0), (0.0, 1.0, 0), (0.5, 1.0, 0), (0.7, 0.9, 0), (1.0, 1.0, 0), (1.3, 1.0, 20)]
+
+    def wish(row: int) -> Wish:
+        temperature, top_p, top_k = settings[row]
+        return Wish(temperature=temperature, top_p=top_p, top_k=top_k, generator=generator(row))
+
+    together = draw_all(logits, [wish(row) for row in range(6)])
+    assert together[4] is None
+    for row in (0, 1, 2, 3, 5):
+        (alone,) = draw_all(logits[row : row + 1], [wish(row)])
+        assert alone is not None
+        assert together[row] == alone

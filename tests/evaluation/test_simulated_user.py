@@ -69,6 +69,12 @@ def test_an_answer_that_misses_the_question_is_objected_to(attempt: int) -> None
     assert reaction.retry is (attempt == 1)
 
 
+def test_a_user_who_minds_form_only_takes_an_answer_that_misses_the_question_and_still_corrects_a_long_one() -> None:
+    user = SimulatedUser(PREFERENCES["terse"], random.Random(0), minds_topic=False)
+    assert user.react(BREAD, "Bread is a wonderful thing.", 1).verdict == 1
+    assert user.react(BREAD, LONG, 1).verdict == -1
+
+
 def test_a_cold_answer_is_corrected_by_a_user_who_wants_warmth() -> None:
     user = make_user("warm")
     reaction = user.react(BREAD, "Bread is made of flour and water and little else.", 1)

@@ -223,3 +223,21 @@ def test_health_routes_and_unknown_ones(shared: Gateway) -> None:
         response = shared.http.request(method, path)
         assert response.status_code == status
         assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_token_ids_are_returned_to_whoever_asks_for_them(shared: Gateway) -> None:
+    body = {"model": "policy", "messages": [USER], "return_token_ids": True}
+    whole = shared.post(body).json()
+    assert whole["prompt_token_ids"] == [1, 2, 3]
+    assert whole["choices"][0]["token_ids"] == [10, 11, 12, 13, 14, 15, 16]
+    lines = shared.post({**body, "stream": True, "logprobs": True}).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [[1, 2, 3], *[None] * (len(chunks) - 1)]
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [token for choice in choices for token in choice.get("token_ids", ())] == [10, 11, 12, 13, 14, 15, 16]
+    for choice in choices:
+        assert len((choice["logprobs"] or {"content": []})["content"]) == len(choice.get("token_ids", ()))
+    plain = shared.post({**body, "return_token_ids": False}).json()
+    assert "prompt_token_ids" not in plain
+    assert "token_ids" not in plain["choices"][0]
+    assert shared.post({**body, "return_token_ids": 1}).json()["error"]["param"] == "return_token_ids"

@@ -27,7 +27,8 @@ def deployment_config(run_dir: Path, model: Path, **sections: Any) -> Config:
         "engine": {"context_length": 1024, "max_parallel": 4, "threads": 1},
         "judge": {"kind": "scripted"},
         "rollout": {"batch_size": 2, "poll_interval_s": 0.05},
-        "training": {"threads": 1, "niceness": 0, "lora": {"rank": 4, "alpha": 8.0}},
+        # A random model has no language to lose, and the gate would find it lost.
+        "training": {"threads": 1, "niceness": 0, "lora": {"rank": 4, "alpha": 8.0}, "gate": {"probes": 0}},
         "supervisor": {"restart_backoff_s": 0.5},
     }
     merged = {name: {**defaults.get(name, {}), **sections.get(name, {})} for name in {*defaults, *sections}}

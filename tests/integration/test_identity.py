@@ -10,7 +10,7 @@ import torch
 
 from openclaw_rl.config import Config, ModelConfig
 from openclaw_rl.models import resolve_model
-from openclaw_rl.policy_files import adapter_dir
+from openclaw_rl.policy_files import weights_of
 from openclaw_rl.serving.engines.embedded.service import EmbeddedService
 from openclaw_rl.training.batch import TokenSequence
 from openclaw_rl.training.checkpoint import save_checkpoint
@@ -36,7 +36,20 @@ def test_engine_and_trainer_agree_after_a_step_of_smollm2(tmp_path: Path) -> Non
     assert base > 1e-2
 
 
-def differences(model: Path, tmp_path: Path, *, lr: float) -> tuple[float, float]:
+def test_they_agree_on_a_version_with_full_weights(tiny_path: Path, tmp_path: Path) -> None:
+    own, base = differences(tiny_path, tmp_path, lr=1e-3, use_lora=False)
+    assert own < 1e-4
+    assert base > 1e-2
+
+
+@pytest.mark.real_model
+def test_they_agree_on_full_weights_of_smollm2(tmp_path: Path) -> None:
+    own, base = differences(resolve_model(ModelConfig()), tmp_path, lr=2e-5, use_lora=False)
+    assert own < 1e-3
+    assert base > 1e-2
+
+
+def differences(model: Path, tmp_path: Path, *, lr: float, use_lora: bool = True) -> tuple[float, float]:
     """The mean distance of the engine's log-probabilities, under a version trained on its own answers, from the
     trainer's of that version and from the base's."""
     torch.set_num_threads(1)
@@ -45,7 +58,9 @@ def differences(model: Path, tmp_path: Path, *, lr: float) -> tuple[float, float
         "model": {"path": str(model)},
         "engine": {"threads": 1, "context_length": 512},
         "rollout": {"batch_size": len(QUESTIONS)},
-        "training": {"lr": lr, "epochs_per_batch": 3},
+        "training": {
+            "lr": lr, "epochs_per_batch": 3, "use_lora": use_lora, "offload_optimizer_state": not use_lora,
+        },
     })  # fmt: skip
     trainer = load_trainer(config)
 
@@ -70,7 +85,7 @@ def score(trainer: Trainer, answer: Answer, mode: Mode) -> torch.Tensor:
 
 
 def publishable(trainer: Trainer, root: Path) -> PolicyVersion:
-    path = adapter_dir(save_checkpoint(trainer, root))
+    path = weights_of(save_checkpoint(trainer, root)).directory
     return PolicyVersion(version=1, state=VersionState.CANDIDATE, path=str(path), step=1, created_at=time.time())
 
 

@@ -146,7 +146,7 @@ def test_killing_the_trainer_in_a_step_stops_no_conversation_and_loses_no_sample
     assert len(trained) == len(set(trained))
     assert store.status.counts().samples_by_state == {"trained": len(trained)}
     log = (living.deployment.config.logs_dir / "training.log").read_text()
-    assert f"at step {committed + 1}; 2 samples released" in log
+    assert f"at step {committed + 1}; 0 leftovers removed" in log
     after = trainer_report(living)
     assert (after.restarts, after.pid != victim) == (1, True)
     assert "SIGKILL" in (after.last_exit or "")

@@ -21,7 +21,7 @@ def _turn(reason: ExclusionReason) -> Turn:
     }
     turns: dict[ExclusionReason, dict[str, Any]] = {
         ExclusionReason.ABORTED: {"finish_reason": FinishReason.ABORT, "tokens": NO_TOKENS},
-        ExclusionReason.EMPTY_RESPONSE: {"tokens": NO_TOKENS},
+        ExclusionReason.EMPTY_RESPONSE: {"tokens": NO_TOKENS, "answer": {"role": "assistant", "content": ""}},
         ExclusionReason.MISSING_TOKEN_IDS: {"tokens": replace(TOKENS, prompt_ids=())},
         ExclusionReason.MISSING_LOGPROBS: {"tokens": replace(TOKENS, logprobs=(-0.5, None))},
         ExclusionReason.NONFINITE_LOGPROBS: {"tokens": replace(TOKENS, logprobs=(-0.5, float("nan")))},
@@ -39,6 +39,13 @@ def test_a_plain_turn_may_be_trained() -> None:
     assert exclusion_of(by_version, policy_name=POLICY) is None, "the gateway excludes a version out of service"
     named_base = make_turn(request=make_request(model="base"))
     assert exclusion_of(named_base, policy_name="base") is None, "here `base` is the policy's own name"
+
+
+def test_an_answer_that_says_something_had_tokens_that_were_not_told() -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c"}]}
+    for answer in ({"role": "assistant", "content": "Yes."}, call):
+        turn = make_turn(tokens=NO_TOKENS, answer=answer)
+        assert exclusion_of(turn, policy_name=POLICY) is ExclusionReason.MISSING_TOKEN_IDS
 
 
 @pytest.mark.parametrize("sampling", [replace(SAMPLING, top_p=0.9), replace(SAMPLING, top_k=40)])
@@ -66,9 +73,11 @@ def test_every_reason_that_needs_no_feedback_is_checked_once() -> None:
     by_the_gateway = {ExclusionReason.TOKEN_COUNT_MISMATCH, ExclusionReason.NOT_DELIVERED}
     imported = {ExclusionReason.RECONSTRUCTED, ExclusionReason.NOT_TRAINABLE}
     judged_only = {ExclusionReason.NOT_TRAINING}
+    by_the_driver = {ExclusionReason.ROLLOUT_FAILED, ExclusionReason.ROLLOUT_DROPPED}
+    elsewhere = after_feedback | by_the_gateway | by_the_driver | imported | judged_only
     reasons = [check.reason for check in CHECKS]
     assert len(reasons) == len(set(reasons))
-    assert set(reasons) == set(ExclusionReason) - after_feedback - by_the_gateway - imported - judged_only
+    assert set(reasons) == set(ExclusionReason) - elsewhere
 
 
 def test_the_first_check_that_holds_gives_the_reason() -> None:

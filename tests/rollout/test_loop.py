@@ -11,7 +11,16 @@ import pytest
 from openclaw_rl.config import Config, RolloutConfig, TrainingConfig
 from openclaw_rl.rollout.loop import STEPS, run, run_pass
 from openclaw_rl.store import Store
-from openclaw_rl.types import ExclusionReason, FinishReason, JudgementOutcome, LoopName, Method, TurnState, TurnType
+from openclaw_rl.types import (
+    ExclusionReason,
+    FinishReason,
+    JudgementOutcome,
+    LoopName,
+    Method,
+    TokenRecord,
+    TurnState,
+    TurnType,
+)
 from tests.builders import TOKENS, Conversation, make_judgement, make_turn, state_of, tool, user
 
 AWAITING = (TurnState.AWAITING_NEXT_STATE, None)
@@ -99,7 +108,14 @@ def test_all_results_of_parallel_tools_are_the_next_state(store: Store, config: 
         ({}, {"state": TurnState.EXCLUDED, "reason": ExclusionReason.NOT_FROM_POLICY}, "not_from_policy"),
         ({"ambiguous": True}, {}, "ambiguous_parent"),
         ({}, {"finish_reason": FinishReason.ABORT}, "aborted"),
-        ({}, {"tokens": replace(TOKENS, response_ids=(), logprobs=(), versions=())}, "empty_response"),
+        (
+            {},
+            {
+                "tokens": replace(TOKENS, response_ids=(), logprobs=(), versions=()),
+                "answer": {"role": "assistant", "content": ""},
+            },
+            "empty_response",
+        ),
         ({}, {"tokens": replace(TOKENS, prompt_ids=())}, "missing_token_ids"),
         ({}, {"state": TurnState.EXCLUDED, "reason": ExclusionReason.TOKEN_COUNT_MISMATCH}, "token_count_mismatch"),
         ({}, {"tokens": replace(TOKENS, logprobs=(None, -1.0))}, "missing_logprobs"),
@@ -365,3 +381,26 @@ def test_the_loop_says_nothing_where_there_is_nothing_to_do(config: Config, capl
 def _waits_for_judging(store: Store) -> bool:
     said = [status.waiting_for or "" for status in store.status.loops() if status.loop is LoopName.ROLLOUT]
     return any("judging of 1 turn" in sentence for sentence in said)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_an_upstream_that_tells_no_ids_is_judged_and_then_excluded_for_that(
+    store: Store, config: Config, talk: Conversation, training: bool
+) -> None:
+    engine = {"kind": "openai", "urls": ["http://127.0.0.1:9/v1"], "upstream_model": "big"}
+    upstream = Config.model_validate({"run_dir": config.run_dir, "engine": engine, "training": {"enabled": training}})
+    untold = TokenRecord(prompt_ids=(), response_ids=(), logprobs=(), versions=())
+    told_in_part = replace(TOKENS, logprobs=(None, -1.0))
+    talk.turn("t1", tokens=untold)
+    talk.turn("t2", [user("Too long.")], parent="t1", tokens=told_in_part)
+    talk.turn("t3", [user("Good.")], parent="t2")
+    talk.turn("t4", [user("Go on.")], parent="t3", tokens=untold)
+    settle(store, upstream)
+    assert [state_of(store, turn) for turn in ("t1", "t2", "t3", "t4")] == [JUDGING, JUDGING, JUDGING, AWAITING]
+    for turn_id, score in (("t1", -1.0), ("t2", 0.0), ("t3", 1.0)):
+        store.turns.record_judgement(make_judgement(turn_id, score, hint="Be short."))
+    settle(store, upstream)
+    assert state_of(store, "t1") == excluded("missing_token_ids")
+    assert state_of(store, "t2") == excluded("missing_logprobs")
+    assert state_of(store, "t3") == (SAMPLED if training else excluded("not_training"))
+    check_sums(store)

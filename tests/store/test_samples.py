@@ -24,6 +24,20 @@ def test_samples_come_back_as_they_went_in_the_oldest_first(store: Store) -> Non
     assert store.samples.ready().oldest_created_at is None
 
 
+def test_a_batch_takes_what_fits_in_its_tokens_and_at_least_one_sample(store: Store) -> None:
+    made = to_sample(store, "t1", "t2", "t3")
+    tokens = [len(sample.tokens.prompt_ids) + len(sample.tokens.response_ids) for sample in made]
+
+    def claimed(max_tokens: int) -> list[str]:
+        store.samples.release_claims()
+        return [sample.turn_id for sample in store.samples.claim(3, 60.0, max_tokens=max_tokens)]
+
+    assert claimed(sum(tokens)) == ["t1", "t2", "t3"]
+    assert claimed(sum(tokens[:2])) == ["t1", "t2"]
+    assert claimed(sum(tokens[:2]) - 1) == ["t1"]
+    assert claimed(1) == ["t1"]
+
+
 def test_a_turn_becomes_a_sample_once(store: Store) -> None:
     (sample,) = to_sample(store, "t1")
     with pytest.raises(InvalidTransition):
@@ -46,6 +60,25 @@ def test_a_restarted_trainer_gets_its_predecessors_claims_at_once(store: Store) 
     assert store.samples.release_claims() == 2
     assert store.samples.release_claims() == 0
     assert len(store.samples.claim(2, lease_s=900.0)) == 2
+
+
+def test_samples_of_one_moment_are_claimed_in_the_order_of_their_ids(store: Store) -> None:
+    for turn_id in ("t3", "t1", "t2"):
+        to_sample(store, turn_id)
+    assert len({sample.created_at for sample in store.samples.claim(3, 60.0)}) == 1
+    store.samples.release_claims()
+    assert [sample.turn_id for sample in store.samples.claim(2, 60.0)] == ["t1", "t2"]
+
+
+def test_a_dead_trainers_batch_is_taken_up_as_it_was(store: Store) -> None:
+    to_sample(store, "t1", "t2")
+    assert store.samples.take_up_claims(60.0) == []
+    held = store.samples.claim(2, lease_s=0.01)
+    to_sample(store, "t0")
+    time.sleep(0.05)
+    assert store.samples.take_up_claims(60.0) == held
+    assert [sample.turn_id for sample in store.samples.claim(9, 60.0)] == ["t0"]
+    assert "sample_leases_expired" not in store.status.counts().counters
 
 
 def test_a_step_is_committed_whole_and_repeating_it_changes_nothing(store: Store) -> None:

@@ -64,3 +64,18 @@ def test_told_to_stop_it_ends_at_once_while_it_loads_and_in_order_after(
         finally:
             process.kill()
     assert (process.returncode, rest.strip()) == (0, said)
+
+
+GIVING_WAY = """
+import os
+from openclaw_rl.supervision.process import AUTOGROUP, give_way
+before = os.nice(0)
+give_way(7)
+print(os.nice(0) == min(before + 7, 19), AUTOGROUP.read_text().split()[-1] if AUTOGROUP.exists() else 7)
+"""
+
+
+def test_a_process_gives_way_with_its_session_which_is_what_counts_between_sessions() -> None:
+    code = [sys.executable, "-c", GIVING_WAY]
+    told = subprocess.run(code, capture_output=True, text=True, timeout=60, start_new_session=True, check=True)
+    assert told.stdout.split() == ["True", "7"], told.stderr

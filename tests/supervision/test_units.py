@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,9 @@ from hypothesis import strategies as st
 from openclaw_rl.config import Config, EngineConfig, ServingConfig, TrainingConfig
 from openclaw_rl.config_render import write_private, write_private_json
 from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.serving.engines.replicas.worker import replica_config
 from openclaw_rl.store import Store
+from openclaw_rl.supervision.child import module_of
 from openclaw_rl.supervision.children import Backoff, Child, loop_environment, rotate_log
 from openclaw_rl.supervision.ports import base_url, resolve_ports
 from openclaw_rl.supervision.state import (
@@ -366,3 +369,13 @@ def prepare_state(run_dir: Path, url: str) -> None:
         engine_url="http://127.0.0.1:2",
         children={"gateway": child(pid=os.getpid())},
     ).write()
+
+
+def test_each_replica_has_a_port_of_its_own_and_its_share_of_the_threads() -> None:
+    config = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": {"replicas": 3, "threads": 7}}))
+    ports = [urlsplit(url).port for url in config.engine.urls]
+    assert ports[0] == config.engine.port
+    assert len({*ports, config.serving.port}) == 4
+    second = replica_config(config, 1)
+    assert (second.engine.port, second.engine.threads, second.engine.urls) == (ports[1], 2, ())
+    assert module_of(LoopName.ENGINE, config) != module_of(LoopName.ENGINE, second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from openclaw_rl.config import LoraConfig, LossConfig, TrainingConfig
 from openclaw_rl.store import Store
 from openclaw_rl.training.batch import TokenSequence
 from openclaw_rl.training.scorer import Mode
+from openclaw_rl.training.teacher import LiveTeacher, TeacherOf
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import (
     FinishReason,
@@ -56,24 +58,35 @@ def teacher_prompt(sample: Sample) -> tuple[int, ...]:
 def tiny_config(loss: dict[str, Any] | None = None, **values: Any) -> TrainingConfig:
     """A configuration for the tiny policy, with these values changed."""
     defaults: dict[str, Any] = {
-        "lora": LoraConfig(rank=4, alpha=8.0),
+        "lora": LoraConfig(rank=4, alpha=8.0) if values.get("use_lora", True) else LoraConfig(),
         "lr": 1e-2,
         "loss": LossConfig(**(loss or {})),
         "niceness": 0,
+        "gate": {"probes": 0},  # a random policy has no language: what is read of it is for tests of the gate
     }
     return TrainingConfig(**{**defaults, **values})
 
 
 def tiny_trainer(
-    loss: dict[str, Any] | None = None, *, shaken: bool = False, full_batch: int | None = None, **values: Any
+    loss: dict[str, Any] | None = None,
+    *,
+    shaken: bool = False,
+    full_batch: int | None = None,
+    offload_to: Path | None = None,
+    teacher: TeacherOf = LiveTeacher,
+    **values: Any,
 ) -> Trainer:
-    """A trainer of the tiny policy; `shaken`: its adapter is not the identity any more."""
+    """A trainer of the tiny policy; `shaken`: it is not the base any more."""
+    config = tiny_config(loss, **values)
     trainer = Trainer(
-        config=tiny_config(loss, **values),
+        config=config,
         model=tiny_model(),
+        reference=None if config.use_lora else tiny_model(),
         base_path="tiny",
         teacher_prompt=teacher_prompt,
         full_batch=full_batch,
+        offload_to=offload_to,
+        teacher=teacher,
     )
     if shaken:
         shake(trainer)
@@ -81,7 +94,7 @@ def tiny_trainer(
 
 
 def shake(trainer: Trainer, scale: float = 0.2) -> None:
-    """Move the adapter away from the base, always the same way."""
+    """Move what learns away from the base, always the same way."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in trainer.model.parameters():

@@ -44,7 +44,7 @@ def same(one: Trainer, other: Trainer) -> bool:
         for i in a.optimizer["state"]
         for key in ("exp_avg", "exp_avg_sq", "step")
     ]
-    weights = [torch.equal(a.adapter[name], b.adapter[name]) for name in a.adapter]
+    weights = [torch.equal(a.weights[name], b.weights[name]) for name in a.weights]
     return all(moments + weights) and (a.step, a.averages) == (b.step, b.averages) and torch.equal(a.rng, b.rng)
 
 

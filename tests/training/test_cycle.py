@@ -66,6 +66,8 @@ class KillingReporter(LoopReporter):
 
 def make_config(run_dir: Path, *, batch: int = 2, **training: Any) -> Config:
     rollout = RolloutConfig(batch_size=batch)
+    if "gate" in training:
+        training["gate"] = {"probes": 0, **training["gate"]}
     return Config(run_dir=run_dir, rollout=rollout, training=tiny_config(**training))
 
 
@@ -83,6 +85,8 @@ def make_loop(
     trainer = Trainer(
         config=config.training,
         model=tiny_model(),
+        reference=None if config.training.use_lora else tiny_model(),
+        offload_to=config.run_dir,
         base_path="tiny",
         teacher_prompt=prompt,
     )
@@ -163,7 +167,7 @@ class RefusingPublisher(StorePublisher):
 
 
 def adapter_after(trainer: Trainer) -> list[torch.Tensor]:
-    return list(trainer.state().adapter.values())
+    return list(trainer.state().weights.values())
 
 
 @pytest.mark.parametrize("refused", [(1,), (2,), (1, 2)])
@@ -414,6 +418,21 @@ def test_sigkill_loses_nothing_and_trains_nothing_twice(
     assert path is not None
     assert (Path(path) / "adapter_model.safetensors").read_bytes() == weights
     assert sorted(p.name for p in config.checkpoints_dir.iterdir()) == ["step-000001", "step-000002"]
+    store.close()
+
+
+def test_a_batch_that_was_not_full_does_not_grow_by_a_death(tmp_path: Path) -> None:
+    config = make_config(tmp_path, batch=3)
+    config = config.model_copy(update={"rollout": RolloutConfig(batch_size=3, max_batch_wait_s=1e-3)})
+    store = Store.open(config.store_path)
+    fill(store, 2)
+    store.close()
+    assert die_at(config, "training step 1: computing gradients") == signal.SIGKILL
+    store = Store.open(config.store_path)
+    fill(store, 2, first=2)
+    time.sleep(0.01)
+    work_off(make_loop(config, store))
+    assert [step.sample_ids for step in store.samples.steps()] == [("t0", "t1"), ("t2", "t3")]
     store.close()
 
 

@@ -15,7 +15,8 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices
 from openclaw_rl.testing.tiny_model import build_tiny_model
-from openclaw_rl.training.checkpoint import STATE_FILE, WEIGHTS_FILE, load_checkpoint, save_checkpoint
+from openclaw_rl.training.checkpoint import STATE_FILE, load_checkpoint, save_checkpoint
+from openclaw_rl.training.learned import WEIGHTS_FILE
 from openclaw_rl.training.loop import load_trainer
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from tests.pretended_device import ELSEWHERE, PretendedDevice
@@ -62,7 +63,7 @@ def test_steps_and_checkpoints_are_the_same_on_another_device(tmp_path: Path) ->
     assert metrics == expected
     assert files_there == files
     assert pretended.operations > 5000
-    tensors = [leaf for leaf in tree_leaves([state.adapter, state.optimizer]) if isinstance(leaf, torch.Tensor)]
+    tensors = [leaf for leaf in tree_leaves([state.weights, state.optimizer]) if isinstance(leaf, torch.Tensor)]
     assert {tensor.device for tensor in [*tensors, logprobs]} == {CPU}
 
 
@@ -80,7 +81,7 @@ def test_the_other_ways_to_a_loss_stay_on_the_device_too() -> None:
 
 def test_a_refused_step_can_be_gone_back_from_on_another_device() -> None:
     with PretendedDevice(), sdpa_kernel(SDPBackend.MATH):
-        trainer = trainer_on(ELSEWHERE, {}, gate={"max_kl_to_base": 1e-9})
+        trainer = trainer_on(ELSEWHERE, {}, gate={"max_kl_to_base": 1e-9, "probes": 0})
         before = trainer.state()
         outcome = trainer.step(mixed_samples(trainer))
         refused = trainer.state()
@@ -88,8 +89,8 @@ def test_a_refused_step_can_be_gone_back_from_on_another_device() -> None:
         after = trainer.state()
         assert {parameter.device for parameter in trainer.model.parameters()} == {ELSEWHERE}
     assert outcome.refused == "kl_to_base"
-    assert not all(torch.equal(refused.adapter[name], tensor) for name, tensor in before.adapter.items())
-    assert all(torch.equal(after.adapter[name], tensor) for name, tensor in before.adapter.items())
+    assert not all(torch.equal(refused.weights[name], tensor) for name, tensor in before.weights.items())
+    assert all(torch.equal(after.weights[name], tensor) for name, tensor in before.weights.items())
 
 
 @pytest.mark.skipif("cuda" in available_devices(), reason="there is a GPU")

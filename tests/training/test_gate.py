@@ -46,6 +46,7 @@ def test_sound_weights_pass_and_what_was_not_read_refuses_nothing() -> None:
         ({"entropy": 0.001}, "entropy"),
         ({"nats_below_told_base": 0.71}, "language"),
         ({"repetition": 0.61}, "repetition"),
+        ({"nats_below_base": 1.51}, "untold_language"),
         ({"probe_drop": 2.1}, "probe_answers"),
         ({"evaluation": 0.49}, "evaluation"),
     ],
@@ -56,7 +57,10 @@ def test_each_bound_has_a_reason_of_its_own(change: dict[str, float], reason: st
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.reason)
 def test_a_reading_that_is_no_number_refuses(rule: Rule) -> None:
-    fields = ("kl_to_base", "kl_to_last", "entropy", "nats_below_told_base", "repetition", "probe_drop", "evaluation")
+    fields = (
+        "kl_to_base", "kl_to_last", "entropy", "nats_below_told_base", "nats_below_base", "repetition", "probe_drop",
+        "evaluation",
+    )  # fmt: skip
     broken = dataclasses.replace(SOUND, **dict.fromkeys(fields, math.nan))  # type: ignore[arg-type]
     assert rule.broken_by(broken, CONFIG)
 
@@ -84,7 +88,7 @@ def test_an_evaluation_needs_a_bound_and_a_bound_an_evaluation() -> None:
 
 def test_before_any_change_policy_and_base_are_told_apart_by_nothing() -> None:
     """A step with a learning rate of (almost) 0: all distances are 0."""
-    trainer = tiny_trainer(lr=1e-30)
+    trainer = tiny_trainer(lr=1e-30, gate={})
     known = [KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7))]
     outcome = trainer.step([make_sample(trainer, 0, hint=SAME)], hints=(SAME,), known=known)
     assert outcome.refused is None
@@ -103,6 +107,22 @@ def test_the_log_probabilities_of_what_is_generated_are_those_of_the_scorer() ->
             scored = trainer.scorer.score(sequence, mode)
             torch.testing.assert_close(torch.tensor(made.logprobs), scored.logprobs, rtol=0, atol=1e-4)
             assert len(made.ids) <= 6
+
+
+@pytest.mark.parametrize("hints", [(), ("hm",)])
+def test_a_restored_trainer_is_judged_as_one_that_went_on(hints: tuple[str, ...]) -> None:
+    """How the base speaks is read at every fourth step only: what was read has to survive."""
+    gate = {"max_repetition": 1.0, "max_nats_below_told_base": 50.0, "max_nats_below_base": 50.0}
+    samples = [make_sample(tiny_trainer(), number, hint="hm", prompt=4 + number) for number in range(3)]
+    one, other = (tiny_trainer(gate=gate) for _ in range(2))
+    assert one.step(samples[:1], hints=hints).refused is None
+    other.restore(one.state())
+    went_on, restored = (trainer.step(samples[1:], hints=hints).metrics for trainer in (one, other))
+    assert went_on == restored
+    assert ("nats_below_told_base" in restored, "nats_below_base" in restored) == (bool(hints), not hints)
+    forgetful = tiny_trainer(gate=gate)
+    forgetful.restore(dataclasses.replace(other.state(), gate={}))
+    assert forgetful.state().gate == {}
 
 
 def test_a_policy_that_says_one_thing_over_and_over_is_refused() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.store import Store
 from openclaw_rl.training.event_file import records, step_of
@@ -51,12 +52,12 @@ def test_no_two_metrics_have_one_name() -> None:
 
 
 def test_every_metric_of_a_step_is_named_and_every_name_is_a_metric() -> None:
-    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0, "entropy_coef": 0.01})
-    outcome = trainer.step(
-        mixed_samples(trainer), hints=["hm"], known=[KnownAnswer(prompt_ids=(1, 2), response_ids=(3,))]
-    )
+    trainer = tiny_trainer({"w_retry": 1.0, "tis_cap": 2.0, "entropy_coef": 0.01}, gate={})
+    known = [KnownAnswer(prompt_ids=(1, 2), response_ids=(3,))]
+    told = trainer.step(mixed_samples(trainer), hints=["hm"], known=known)
+    untold = trainer.step(mixed_samples(trainer), known=known)
     by_the_user = Readings(loss=0.0, weights_finite=True, evaluation=1.0).metrics()  # `training.evaluation` adds it
-    assert {*outcome.metrics, *by_the_user} == set(BY_NAME)
+    assert {*told.metrics, *untold.metrics, *by_the_user} == set(BY_NAME)
 
 
 # --- one file ----------------------------------------------------------------------------------------------
@@ -117,12 +118,17 @@ def test_another_programs_file_is_left_alone(tmp_path: Path) -> None:
 # --- in the loop -------------------------------------------------------------------------------------------
 
 
+def paths_of(config: Config) -> list[Path]:
+    followers = metric_files(config)
+    return [follower.path for follower in followers if isinstance(follower, MetricFile)]
+
+
 def test_a_loop_writes_each_step_and_what_is_missing_at_its_start(tmp_path: Path) -> None:
     config = make_config(tmp_path, log=BOTH)
     store = Store.open(config.store_path)
     fill(store, 4)
     work_off(make_loop(make_config(tmp_path, log=()), store))
-    files = [file.path for file in metric_files(config)]
+    files = paths_of(config)
     assert not any(path.exists() for path in files)
     fill(store, 2, first=4)
     work_off(make_loop(config, store))
@@ -151,7 +157,7 @@ def test_after_a_kill_each_step_is_there_once(tmp_path: Path, at: str) -> None:
     assert die_at(config, at) == signal.SIGKILL
     store = Store.open(config.store_path)
     work_off(make_loop(config, store))
-    assert [steps_in(file.path) for file in metric_files(config)] == [[1, 2], [1, 2]]
+    assert [steps_in(path) for path in paths_of(config)] == [[1, 2], [1, 2]]
     store.close()
 
 

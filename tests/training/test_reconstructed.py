@@ -30,7 +30,7 @@ def after_step(loss: dict[str, Any], samples: Any, **values: Any) -> tuple[dict[
     trainer = tiny_trainer(loss, shaken=True, **values)
     outcome = trainer.step(samples(trainer))
     assert outcome.refused is None
-    return trainer.state().adapter, outcome.metrics
+    return trainer.state().weights, outcome.metrics
 
 
 def test_a_reward_or_a_retry_is_refused() -> None:

@@ -53,7 +53,7 @@ def test_training_goes_on_from_the_newest_whole_checkpoint(
     again = make_loop(make_config(tmp_path), store)
     again.resume()
     whole = load_checkpoint(Path(steps[0].checkpoint))
-    torch.testing.assert_close(again._trainer.state().adapter, whole.adapter, rtol=0, atol=0)
+    torch.testing.assert_close(again._trainer.state().weights, whole.weights, rtol=0, atol=0)
     assert store.versions.serving().version == 1
     assert store.status.counts().counters[DAMAGED] == 1  # of the two, one was in service
 

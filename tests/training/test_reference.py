@@ -57,7 +57,7 @@ def batch_of_everything(trainer: Trainer) -> list[Sample]:
 
 
 def trainer_of(loss: dict[str, Any], **values: Any) -> Trainer:
-    far = {"max_kl_to_base": 1e9}
+    far = {"max_kl_to_base": 1e9, "probes": 0}
     trainer = tiny_trainer(loss, shaken=True, max_grad_norm=1e9, gate=far, max_tokens_per_micro_batch=40, **values)
     trainer.averages = dict(AVERAGES)
     return trainer

@@ -21,11 +21,11 @@ from openclaw_rl.training.teacher import (
     BaseTeacher,
     FrozenTeacher,
     LiveTeacher,
-    ModelTeacher,
     Teacher,
     TeacherOf,
     vocabulary_difference,
 )
+from openclaw_rl.training.teacher_models import ModelTeacher
 from openclaw_rl.training.teacher_setup import frozen_version, teacher_of, teacher_prompt
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import Method, Sample
@@ -99,32 +99,32 @@ def test_the_base_is_the_model_without_its_adapter() -> None:
 
 def test_a_frozen_version_stays_and_the_policy_is_put_back_bit_for_bit() -> None:
     frozen = tiny_trainer(shaken=True)
-    weights = frozen.state().adapter
+    weights = frozen.state().weights
     trainer = trainer_with(lambda scorer: FrozenTeacher(scorer, weights=weights, version=3))
     sample = make_sample(trainer, 1, hint="hm")
     expected = frozen.scorer.score(hinted(sample), Mode.TEACHER).logprobs
     shake(trainer, scale=0.4)
-    own = trainer.state().adapter
+    own = trainer.state().weights
     torch.testing.assert_close(read(trainer.teacher, hinted(sample)), expected, atol=1e-6, rtol=0)
-    assert all(torch.equal(own[name], tensor) for name, tensor in trainer.state().adapter.items())
+    assert all(torch.equal(own[name], tensor) for name, tensor in trainer.state().weights.items())
     assert (trainer.teacher.name(9), trainer.teacher.state()) == ("policy-v3", None)
 
 
 def test_the_policy_is_put_back_also_when_reading_fails() -> None:
-    weights = tiny_trainer(shaken=True).state().adapter
+    weights = tiny_trainer(shaken=True).state().weights
     trainer = trainer_with(lambda scorer: FrozenTeacher(scorer, weights=weights, version=3))
-    own = trainer.state().adapter
+    own = trainer.state().weights
     beyond = TokenSequence(prompt_ids=(VOCABULARY + 5,), response_ids=(1,), start=0)
     with pytest.raises(IndexError):
         read(trainer.teacher, beyond)
-    assert all(torch.equal(own[name], tensor) for name, tensor in trainer.state().adapter.items())
+    assert all(torch.equal(own[name], tensor) for name, tensor in trainer.state().weights.items())
 
 
 def test_the_average_by_hand() -> None:
     trainer = trainer_with(lambda scorer: AverageTeacher(scorer, decay=0.75))
-    start = trainer.state().adapter
+    start = trainer.state().weights
     shake(trainer)
-    one = trainer.state().adapter
+    one = trainer.state().weights
     trainer.teacher.follow(one)
     average = trainer.teacher.state()
     assert average is not None
@@ -138,17 +138,17 @@ def test_a_step_moves_the_average_and_a_checkpoint_keeps_it(tmp_path: Path) -> N
         return AverageTeacher(scorer, decay=0.5)
 
     trainer = trainer_with(average)
-    start = trainer.state().adapter
+    start = trainer.state().weights
     trainer.step([make_sample(trainer, 1, hint="hm")])
     kept = load_checkpoint(save_checkpoint(trainer, tmp_path))
     assert kept.teacher is not None
     for name, tensor in kept.teacher.items():
-        torch.testing.assert_close(tensor, (start[name] + kept.adapter[name]) / 2)
+        torch.testing.assert_close(tensor, (start[name] + kept.weights[name]) / 2)
     resumed = trainer_with(average)
     resumed.restore(kept)
     assert_same(resumed.teacher.state(), kept.teacher)
     resumed.restore(dataclasses.replace(kept, teacher=None))  # the checkpoint of another kind of teacher
-    assert_same(resumed.teacher.state(), kept.adapter)
+    assert_same(resumed.teacher.state(), kept.weights)
 
 
 def assert_same(found: Any, expected: Any) -> None:

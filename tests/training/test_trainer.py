@@ -202,9 +202,9 @@ def test_a_quarter_of_a_batch_takes_a_quarter_of_a_step() -> None:
     moves = []
     for full_batch in (1, 4):
         trainer = tiny_trainer(NO_KL, shaken=True, full_batch=full_batch)
-        before = trainer.state().adapter
+        before = trainer.state().weights
         outcome = trainer.step([make_sample(trainer, 1)])
-        after = trainer.state().adapter
+        after = trainer.state().weights
         moves.append(torch.cat([(after[name] - before[name]).flatten() for name in before]))
         assert outcome.metrics["lr"] == pytest.approx(1e-2 / full_batch)
     torch.testing.assert_close(moves[1], moves[0] / 4, atol=1e-6, rtol=1e-3)

@@ -23,10 +23,11 @@ class DemoOptions:
 
     `held_out` is the number of held-out questions asked before and after; at most as many as there are. `live`
     None: a live page on a terminal, plain lines elsewhere. `plot` and `report` None: into the run directory, and
-    no report.
+    no report. `form_only`: the user minds the form of an answer, not what it says.
     """
 
     preference: str = "terse"
+    form_only: bool = False
     method: Method = Method.COMBINE
     seed: int = 0
     interactions: int = 48

@@ -25,8 +25,11 @@ from openclaw_rl.evaluation.quality import nats_below
 from openclaw_rl.evaluation.report import DemoReport
 from openclaw_rl.evaluation.system_view import judge_scores, recorded_answers
 from openclaw_rl.store import Store
+from openclaw_rl.types import VersionState
 
 SAMPLES_SHOWN = 5
+NATS_BELOW_TOLD_BASE = "nats_below_told_base"
+"""The metric's name (`training.metric_names`)."""
 
 
 def gather_report(
@@ -48,6 +51,7 @@ def gather_report(
         **_judging(ledger, store),
         **_interruptions(ledger, store),
         **_learning(ledger),
+        **_gate(store),
     }
     return DemoReport(
         **figures,
@@ -58,6 +62,7 @@ def gather_report(
         seed=options.seed,
         checkpoint=None if checkpoint is None else str(checkpoint),
         preference=options.preference,
+        form_only=options.form_only,
         held_out_questions=options.held_out,
         restarts=restarts,
         settled=results.settled,
@@ -131,7 +136,22 @@ def _interruptions(ledger: Ledger, store: Store) -> dict[str, Any]:
         "publishes": len(publishes),
         "publishes_with_open_stream": spans_with_open_stream(publishes, _open_times(ledger)),
         "median_first_token_ms": 1000.0 * median(waits) if waits else None,
-        "updates": len(store.samples.steps()),
+    }
+
+
+def _gate(store: Store) -> dict[str, Any]:
+    """What the gate read of each version, and what was refused."""
+    versions = store.versions.all()
+    names = {version.version: version.name for version in versions}
+    refused = [version for version in versions if version.state is VersionState.REJECTED]
+    return {
+        "updates": len(store.samples.steps()) - len(refused),
+        "refused_versions": {version.name: version.reason or "unknown" for version in refused},
+        "nats_below_told_base_by_version": {
+            names[step.version]: step.metrics[NATS_BELOW_TOLD_BASE]
+            for step in store.samples.steps()
+            if NATS_BELOW_TOLD_BASE in step.metrics
+        },
     }
 
 
@@ -206,6 +226,7 @@ def closing_lines(report: DemoReport, results: RunResults) -> list[str]:
         f"in {report.seconds:.0f} s; at most {report.peak_memory_gib:.1f} GiB of memory",
         f"judge: {share(report.judge_agreement)} of {report.judged['reactions']} reactions got the user's own sign; "
         f"{report.hints} hints",
+        *(f"the gate refused {name}: {reason}" for name, reason in report.refused_versions.items()),
         f"longest wait between two tokens: {gaps[0]} ms during a publish, {gaps[1]} ms during a step, "
         f"{gaps[2]} ms otherwise",
         f"publishes {report.publishes}, under an open stream {report.publishes_with_open_stream}; refused requests "

@@ -114,7 +114,7 @@ class DemoRun:
     async def _converse(self, client: Talker) -> None:
         """The user's conversations; the system learns from them meanwhile."""
         options = self._options
-        user = SimulatedUser(self._preference, random.Random(options.seed))
+        user = SimulatedUser(self._preference, random.Random(options.seed), minds_topic=not options.form_only)
         conversations = Conversations(
             client,
             user,

@@ -42,28 +42,41 @@ def token_gaps(streams: Iterable[Sequence[float]], spans: Iterable[Span]) -> Tok
         streams: for each stream the arrival times (seconds) of its chunks with text, ascending.
         spans: the `training_step` and `publish` spans, in the same clock.
     """
+    sorted_out = sorted_gaps(streams, spans)
+    return TokenGaps(
+        publish_ms=_longest_ms(sorted_out.publish),
+        step_ms=_longest_ms(sorted_out.step),
+        otherwise_ms=_longest_ms(sorted_out.otherwise),
+        publish_count=len(sorted_out.publish),
+        step_count=len(sorted_out.step),
+        otherwise_count=len(sorted_out.otherwise),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SortedGaps:
+    """Every gap (seconds), by what went on during it."""
+
+    publish: list[float]
+    step: list[float]
+    otherwise: list[float]
+
+
+def sorted_gaps(streams: Iterable[Sequence[float]], spans: Iterable[Span]) -> SortedGaps:
+    """All gaps, sorted as `token_gaps` says; arguments as there."""
     spans = tuple(spans)
     publishes = [span for span in spans if span.name == PUBLISH]
     steps = [span for span in spans if span.name == TRAINING_STEP]
-    during_publish: list[float] = []
-    during_step: list[float] = []
-    otherwise: list[float] = []
+    gaps = SortedGaps(publish=[], step=[], otherwise=[])
     for times in streams:
         for start, end in pairwise(times):
             if any(overlaps(span, start, end) for span in publishes):
-                during_publish.append(end - start)
+                gaps.publish.append(end - start)
             elif any(overlaps(span, start, end) for span in steps):
-                during_step.append(end - start)
+                gaps.step.append(end - start)
             else:
-                otherwise.append(end - start)
-    return TokenGaps(
-        publish_ms=_longest_ms(during_publish),
-        step_ms=_longest_ms(during_step),
-        otherwise_ms=_longest_ms(otherwise),
-        publish_count=len(during_publish),
-        step_count=len(during_step),
-        otherwise_count=len(otherwise),
-    )
+                gaps.otherwise.append(end - start)
+    return gaps
 
 
 def spans_with_open_stream(spans: Iterable[Span], streams: Iterable[tuple[float, float]]) -> int:

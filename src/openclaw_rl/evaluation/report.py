@@ -42,6 +42,7 @@ class DemoReport:
     checkpoint: str | None
 
     preference: str
+    form_only: bool
     held_out_questions: int
     good_and_topical_before: float | None
     told_base_score: float | None
@@ -55,6 +56,10 @@ class DemoReport:
     excluded_by_reason: Mapping[str, int]
     counters: Mapping[str, int]
     hints: int
+    refused_versions: Mapping[str, str]
+    """Versions that the gate, or the engine, refused, and why."""
+    nats_below_told_base_by_version: Mapping[str, float]
+    """The gate's own reading of each version, on a few answers to questions of the batch."""
     publishes: int
     publishes_with_open_stream: int
     token_gaps_counted: Mapping[str, int]

@@ -55,14 +55,19 @@ class SimulatedUser:
         *,
         questions: Sequence[Question] = TRAINING_QUESTIONS,
         session_lengths: Sequence[int] = (1, 1, 1, 2),
+        minds_topic: bool = True,
     ) -> None:
-        """Remember the preference; every choice is drawn from `rng`, so a seed repeats the user."""
+        """Remember the preference; every choice is drawn from `rng`, so a seed repeats the user.
+
+        Without `minds_topic` the user accepts whatever has the form it likes, however little it says.
+        """
         if not session_lengths or min(session_lengths) < 1:
             raise ValueError("session_lengths must hold at least one length, each 1 or more")
         self.preference = preference
         self._rng = rng
         self._questions = tuple(questions)
         self._session_lengths = tuple(session_lengths)
+        self._minds_topic = minds_topic
         self._decks: dict[tuple[str, ...], list[str]] = {}
 
     def plan_sessions(self, interactions: int) -> list[list[Question]]:
@@ -83,7 +88,7 @@ class SimulatedUser:
         if attempt not in (1, 2):
             raise ValueError(f"attempt must be 1 or 2, not {attempt}")
         satisfied = self.preference.satisfied(answer)
-        on_topic = self.preference.on_topic(question, answer)
+        on_topic = not self._minds_topic or self.preference.on_topic(question, answer)
         if satisfied and on_topic:
             return Reaction(verdict=1, words=self._draw(self.preference.acceptances), retry=False)
         if not satisfied:

@@ -26,11 +26,27 @@ class Check:
     holds: Callable[[Turn, str], bool]
 
 
+NOT_TOLD = frozenset({ExclusionReason.MISSING_TOKEN_IDS, ExclusionReason.MISSING_LOGPROBS})
+"""What an upstream may leave out of every answer: such turns are judged and shown, and excluded only then."""
+
+
+def tokens_at_fault(turn: Turn) -> ExclusionReason | None:
+    """The reason why the tokens of `turn` cannot be trained, or None.
+
+    An answer that says something had tokens: where there are none, they were not told.
+    """
+    reason = turn.tokens.untrainable_reason(reconstructed=turn.reconstructed)
+    says_something = bool(turn.answer.get("content") or turn.answer.get("tool_calls"))
+    if reason is ExclusionReason.EMPTY_RESPONSE and says_something:
+        return ExclusionReason.MISSING_TOKEN_IDS
+    return reason
+
+
 def _tokens_fail_for(reason: ExclusionReason) -> Check:
     """A check that leaves the verdict on the tokens to `TokenRecord`, where samples are refused by the same rule."""
 
     def holds(turn: Turn, _policy: str) -> bool:
-        return turn.tokens.untrainable_reason(reconstructed=turn.reconstructed) is reason
+        return tokens_at_fault(turn) is reason
 
     return Check(reason=reason, holds=holds)
 

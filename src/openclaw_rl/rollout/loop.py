@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 
 from openclaw_rl.config import Config
 from openclaw_rl.judging.hint_candidates import REFUSED, screened
-from openclaw_rl.rollout.classify import exclusion_of
+from openclaw_rl.rollout.classify import NOT_TOLD, exclusion_of, tokens_at_fault
 from openclaw_rl.rollout.next_state import next_state_of
 from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
 from openclaw_rl.rollout.records import ConversationRecords
 from openclaw_rl.rollout.retries import RetrySearch, find_retry
-from openclaw_rl.rollout.samples import build_sample, kept_sample
+from openclaw_rl.rollout.samples import build_sample, kept_sample, zero_counts
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience
 from openclaw_rl.store.transitions import TurnGone
@@ -35,10 +35,15 @@ Step = Callable[[Store, Config, float], int]
 
 
 def classify_served(store: Store, config: Config, _now: float) -> int:
-    """`served` → `awaiting_next_state`, or `excluded` where the turn could never be trained."""
+    """`served` → `awaiting_next_state`, or `excluded` where the turn could never be trained.
+
+    Answers of an upstream that tells no token ids are judged all the same, and excluded after that.
+    """
+    judged_anyway = NOT_TOLD if config.engine.kind == "openai" else frozenset()
     served = store.turns.in_state(TurnState.SERVED)
     for turn in served:
         reason = exclusion_of(turn, policy_name=config.model.served_name, method=config.training.method)
+        reason = None if reason in judged_anyway else reason
         new = TurnState.AWAITING_NEXT_STATE if reason is None else TurnState.EXCLUDED
         store.turns.move(turn.turn_id, new, reason=reason)
     return len(served)
@@ -58,6 +63,19 @@ def attach_next_states(store: Store, _config: Config, _now: float) -> int:
 def take_feedback(store: Store, _config: Config, _now: float) -> int:
     """Turns that a person has judged go to `judging`: from `excluded` too, and from `sampled` if none claimed it."""
     return store.feedback.take()
+
+
+def release_rollouts(store: Store, _config: Config, _now: float) -> int:
+    """Groups of rollouts that were told their rewards: all that this pass does from here on is done to them whole."""
+    return store.rollouts.release()
+
+
+def close_signalless_rollouts(store: Store, _config: Config, _now: float) -> int:
+    """Turns of rollouts of which nobody will say anything go to `excluded`."""
+    left = store.rollouts.signalless()
+    for turn_id, reason in left:
+        store.turns.move(turn_id, TurnState.EXCLUDED, reason=reason)
+    return len(left)
 
 
 def take_signals(store: Store, config: Config, _now: float) -> int:
@@ -92,30 +110,62 @@ def close_unanswered(store: Store, _config: Config, _now: float) -> int:
 
 def settle_judged(store: Store, config: Config, now: float) -> int:
     """`judging` → `sampled` with a sample, or `excluded` with the reason why the judgement gives none."""
+    judged = store.turns.judged()
+    groups = store.rollouts.group_of_sessions([turn.request.session_id for turn, _ in judged]) if judged else {}
+    together: dict[str, list[Sample]] = {}
     moved = 0
-    for turn, judgement in store.turns.judged():
+    for turn, judgement in judged:
+        if (reason := tokens_at_fault(turn)) is not None:  # of an upstream: judged, and no more
+            store.turns.move(turn.turn_id, TurnState.EXCLUDED, reason=reason)
+            moved += 1
+            continue
         search = _retry_of(store, config, turn, judgement)
         if search.undecided:
             continue
-        if judgement.kind == HUMAN:  # nobody has looked at its comment yet
-            judgement = _screened(store, judgement, turn)
-        outcome = build_sample(turn, judgement, config.training.method, retry=search.demonstration, now=now)
-        if isinstance(outcome, Sample) and not config.training.enabled:
-            outcome = ExclusionReason.NOT_TRAINING
-        if isinstance(outcome, Sample):
+        group = groups.get(turn.request.session_id)
+        outcome = _outcome(store, config, turn, judgement, search, now, compared=group is not None)
+        if isinstance(outcome, Sample) and group is not None:
+            together.setdefault(group, []).append(outcome)
+        elif isinstance(outcome, Sample):
             store.samples.add(outcome)
         else:
             store.turns.move(turn.turn_id, TurnState.EXCLUDED, reason=outcome)
         moved += 1
+    for samples in together.values():
+        store.samples.add_group(samples)
     return moved
 
 
+def _outcome(
+    store: Store,
+    config: Config,
+    turn: Turn,
+    judgement: Judgement,
+    search: RetrySearch,
+    now: float,
+    *,
+    compared: bool,
+) -> Sample | ExclusionReason:
+    """The sample that a judged turn becomes, or why it becomes none. `compared`: it is of a group of rollouts."""
+    method = config.training.method
+    if judgement.kind == HUMAN:  # nobody has looked at its comment yet
+        judgement = _screened(store, judgement, turn)
+    outcome = build_sample(turn, judgement, method, retry=search.demonstration, now=now)
+    if compared and outcome is ExclusionReason.NO_SIGNAL and zero_counts(judgement, method):
+        outcome = kept_sample(turn, now=now)  # among others that it is compared with, 0 is a reward
+    if isinstance(outcome, Sample) and not config.training.enabled:
+        return ExclusionReason.NOT_TRAINING
+    return outcome
+
+
 STEPS: Mapping[str, Step] = {
+    "releasing rollouts": release_rollouts,
     "classifying served turns": classify_served,
     "attaching next states": attach_next_states,
     "taking feedback": take_feedback,
     "taking signals": take_signals,
     "ending idle sessions": end_idle_sessions,
+    "closing rollouts without a signal": close_signalless_rollouts,
     "closing unanswered turns": close_unanswered,
     "settling judged turns": settle_judged,
     "keeping one turn of silent sessions": keep_at_least_one,

@@ -41,7 +41,7 @@ def find_retry(accepted: Turn, judgement: Judgement, lookup: Callable[[str], Exc
         if not was_corrected(parent):
             break
         first = current = parent.turn
-    if first is None:
+    if first is None or not first.tokens.prompt_ids:  # an upstream did not tell them
         return RetrySearch()
     return RetrySearch(
         demonstration=RetryDemonstration(

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openclaw_rl.types import (
+    ENVIRONMENT,
     ExclusionReason,
     Judgement,
     JudgementOutcome,
@@ -43,6 +44,11 @@ def reward_of(judgement: Judgement, method: Method) -> float | None:
     if method not in USES_REWARD or not judgement.score:
         return None
     return judgement.score
+
+
+def zero_counts(judgement: Judgement, method: Method) -> bool:
+    """Whether it is an environment's reward of exactly 0: of a rollout, which is compared with others of its task."""
+    return method in USES_REWARD and judgement.kind == ENVIRONMENT and judgement.score == 0.0
 
 
 def hints_of(judgement: Judgement, method: Method) -> tuple[str, ...]:

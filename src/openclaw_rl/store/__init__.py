@@ -13,6 +13,7 @@ from openclaw_rl.store.feedback import FeedbackStore
 from openclaw_rl.store.lineage import LineageStore
 from openclaw_rl.store.recording import RecordingStore
 from openclaw_rl.store.replay import ReplayStore
+from openclaw_rl.store.rollouts import RolloutStore
 from openclaw_rl.store.samples import SampleStore
 from openclaw_rl.store.sessions import SessionStore
 from openclaw_rl.store.status import StatusStore
@@ -23,7 +24,7 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in eleven rooms that share one database. Every method of a room is one transaction,
+    """The record, in twelve rooms that share one database. Every method of a room is one transaction,
     unless `together` joins several."""
 
     def __init__(self, database: Database) -> None:
@@ -38,6 +39,7 @@ class Store:
         self.status = StatusStore(database)
         self.archive = ArchiveStore(database)
         self.erasure = ErasureStore(database)
+        self.rollouts = RolloutStore(database)
         self.recording = RecordingStore(database)
 
     @classmethod

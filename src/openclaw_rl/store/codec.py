@@ -21,6 +21,9 @@ def _pack(typecode: str, values: Sequence[int] | Sequence[float]) -> bytes:
     return packed.tobytes()
 
 
+BYTES_PER_ID = 4
+
+
 def pack_ids(ids: Sequence[int]) -> bytes:
     """Token ids or versions as 32-bit unsigned integers."""
     return _pack("I", ids)

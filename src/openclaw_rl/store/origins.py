@@ -6,8 +6,14 @@ import hashlib
 
 from sqlalchemy import Connection, literal, select
 
-from openclaw_rl.store.schema import requests
+from openclaw_rl.store.schema import requests, rollouts, sessions
 from openclaw_rl.types import Origin
+
+_ROLLOUT = (
+    select(rollouts.c.group_id, rollouts.c.session_name)
+    .join(sessions, sessions.c.client_session_id == rollouts.c.session_name)
+    .join(requests, requests.c.session_id == sessions.c.session_id)
+)
 
 
 def origin_of(connection: Connection, turn_id: str) -> Origin:
@@ -15,7 +21,7 @@ def origin_of(connection: Connection, turn_id: str) -> Origin:
 
     A group is a key and the hash of the messages, which leaves out what clients put in for one request: an answer
     that was asked for again belongs to it whatever the clock in its prompt said. Keys are kept apart, because what
-    one user rewards says nothing of another's taste.
+    one user rewards says nothing of another's taste. Rollouts of a task say themselves which group they are.
 
     Raises:
         KeyError: there is no such request.
@@ -38,12 +44,14 @@ def origin_of(connection: Connection, turn_id: str) -> Origin:
         requests.c.turn_id.in_([turn_id, root.turn_id])
     )
     found = {row.turn_id: row for row in connection.execute(query)}
+    made = connection.execute(_ROLLOUT.where(requests.c.turn_id == turn_id)).one_or_none()
     own, first = found[turn_id], found[root.turn_id]
     return Origin(
         key_id=own.key_id,
-        group_id=_shared(own.key_id, own.body_hash),
-        task_id=_shared(first.key_id, first.body_hash),
+        group_id=_shared(own.key_id, own.body_hash) if made is None else made.group_id,
+        task_id=_shared(first.key_id, first.body_hash) if made is None else made.group_id,
         step=root.distance,
+        rollout=None if made is None else made.session_name,
     )
 
 

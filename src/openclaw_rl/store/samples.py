@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from typing import Any
 
 from sqlalchemy import Connection, RowMapping, func, select, update
 
-from openclaw_rl.store.codec import unpack_ids
+from openclaw_rl.store.codec import BYTES_PER_ID, unpack_ids
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.origins import origin_of
+from openclaw_rl.store.rollouts import whole_groups
 from openclaw_rl.store.rows import sampling_from, tokens_from
 from openclaw_rl.store.schema import requests, samples, steps, turns
 from openclaw_rl.store.transitions import move_turn
@@ -28,9 +31,12 @@ from openclaw_rl.types import (
     StepRecord,
     TokenRecord,
     TurnState,
+    UnsoundSample,
     VersionState,
     check_transition,
 )
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +45,15 @@ class ReadySamples:
 
     count: int
     oldest_created_at: float | None
+
+
+def within(lengths: Sequence[tuple[str, int]], max_tokens: int | None) -> list[str]:
+    """The first of these (id, tokens) whose tokens together are at most `max_tokens`; the very first in any case."""
+    if max_tokens is None:
+        return [name for name, _ in lengths]
+    ends = list(accumulate(tokens for _, tokens in lengths))
+    fitting = sum(end <= max_tokens for end in ends)
+    return [name for name, _ in lengths[: max(1, fitting)]]
 
 
 def move_samples(
@@ -72,6 +87,12 @@ class SampleStore:
         with self._database.write() as connection:
             _insert(connection, sample)
 
+    def add_group(self, group: Sequence[Sample]) -> None:
+        """What a group of rollouts taught, in one transaction, so that no batch begins between two of them."""
+        with self._database.write() as connection:
+            for sample in group:
+                _insert(connection, sample)
+
     def add_kept(self, sample: Sample) -> None:
         """An excluded turn becomes a sample after all (`rollout.at_least_one`), in one transaction."""
         with self._database.write() as connection:
@@ -100,25 +121,50 @@ class SampleStore:
                 move_samples(connection, stale, SampleState.EXPIRED, reason="stale")
             return len(stale)
 
-    def claim(self, size: int, lease_s: float) -> list[Sample]:
-        """Claim up to `size` ready samples, the oldest first, under a lease."""
+    def claim(self, size: int, lease_s: float, *, max_tokens: int | None = None) -> list[Sample]:
+        """Claim up to `size` ready samples under a lease, the oldest first (of one moment: by id).
+
+        With `max_tokens` only as many as have no more tokens together (prompts and answers), and at least one.
+
+        The rollouts of a group come together, also where that is more. A sample whose row holds what nobody can train
+        is rejected for it, and not among them.
+        """
         now = time.time()
         with self._database.write() as connection:
             _return_expired_leases(connection, now)
+            tokens = (func.length(turns.c.prompt_ids) + func.length(turns.c.response_ids)) / BYTES_PER_ID
             query = (
-                select(samples.c.turn_id)
+                select(samples.c.turn_id, tokens)
+                .join(turns, turns.c.turn_id == samples.c.turn_id)
                 .where(samples.c.state == SampleState.READY.value)
-                .order_by(samples.c.created_at)
+                .order_by(samples.c.created_at, samples.c.turn_id)
                 .limit(size)
             )
-            claimed = list(connection.execute(query).scalars())
+            claimed = within([row._tuple() for row in connection.execute(query)], max_tokens)
             if not claimed:
                 return []
+            claimed = whole_groups(connection, claimed)
             move_samples(connection, claimed, SampleState.CLAIMED, lease_until=now + lease_s)
-            return _load(connection, claimed)
+            return _load_sound(connection, claimed)
+
+    def take_up_claims(self, lease_s: float) -> list[Sample]:
+        """What is claimed already, under a new lease: for the one trainer, from a predecessor that was killed.
+
+        The batch is the same whatever has come in since, so that a death changes nothing about what is learned from.
+        """
+        held = select(samples.c.turn_id).where(samples.c.state == SampleState.CLAIMED.value)
+        with self._database.read() as connection:
+            if connection.execute(held.limit(1)).first() is None:
+                return []
+        with self._database.write() as connection:
+            claimed = list(connection.execute(held).scalars())
+            connection.execute(
+                update(samples).where(samples.c.turn_id.in_(claimed)).values(lease_until=time.time() + lease_s)
+            )
+            return _load_sound(connection, claimed)
 
     def release_claims(self) -> int:
-        """Give back every claimed sample: for the one trainer, when it starts after a predecessor's death."""
+        """Give back every claimed sample: for the one trainer, when it stops or a step is undone."""
         with self._database.write() as connection:
             return _return_expired_leases(connection, float("inf"))
 
@@ -178,7 +224,7 @@ class SampleStore:
         newest = func.max(samples.c.created_at)
         query = select(samples.c.hint).where(used, samples.c.hint.is_not(None)).group_by(samples.c.hint)
         with self._database.read() as connection:
-            found = connection.execute(query.order_by(newest.desc()).limit(limit)).scalars()
+            found = connection.execute(query.order_by(newest.desc(), samples.c.hint).limit(limit)).scalars()
             return list(found)[::-1]
 
     def accepted_answers(self, limit: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -187,7 +233,7 @@ class SampleStore:
             select(turns.c.prompt_ids, turns.c.response_ids)
             .join(samples, samples.c.turn_id == turns.c.turn_id)
             .where(samples.c.state == SampleState.TRAINED.value, samples.c.reward > 0)
-            .order_by(samples.c.created_at.desc())
+            .order_by(samples.c.created_at.desc(), samples.c.turn_id)
             .limit(limit)
         )
         with self._database.read() as connection:
@@ -229,15 +275,25 @@ def _return_expired_leases(connection: Connection, now: float) -> int:
     return len(returned)
 
 
-def _load(connection: Connection, turn_ids: Sequence[str]) -> list[Sample]:
+def _load_sound(connection: Connection, turn_ids: Sequence[str]) -> list[Sample]:
+    """The claimed samples, in the order of claims; one that is unsound is rejected: it would come again for ever."""
     query = (
         select(samples, turns, requests.c.messages, requests.c.tools)
         .join(turns, turns.c.turn_id == samples.c.turn_id)
         .join(requests, requests.c.turn_id == samples.c.turn_id)
         .where(samples.c.turn_id.in_(turn_ids))
-        .order_by(samples.c.created_at)
+        .order_by(samples.c.created_at, samples.c.turn_id)
     )
-    return [_sample_from(connection, row) for row in connection.execute(query).mappings()]
+    sound = []
+    for row in connection.execute(query).mappings().all():
+        try:
+            sound.append(_sample_from(connection, row))
+        except UnsoundSample as error:
+            turn_id = row[samples.c.turn_id]
+            log.error("the sample of turn %s is rejected: %s", turn_id, error)
+            move_samples(connection, [turn_id], SampleState.REJECTED, reason=error.reason, lease_until=None)
+            count(connection, "samples_unusable")
+    return sound
 
 
 def _sample_from(connection: Connection, row: RowMapping) -> Sample:

@@ -191,6 +191,25 @@ spans = Table(
     Column("details", JSON, nullable=False),
 )
 
+rollouts = Table(  # made by the driver; its sessions are those that clients call `session_name`
+    "rollouts",
+    metadata,
+    Column("session_name", String(128), primary_key=True),
+    Column("group_id", String(64), nullable=False, index=True),
+    Column("task_id", Text, nullable=False),
+    Column("number", Integer, nullable=False),  # in its group
+    Column("attempt", Integer, nullable=False),  # one more each time that the driver was killed in it
+    Column("state", String(16), nullable=False),  # running | finished | failed
+    Column("group_state", String(16), nullable=False, index=True),  # open | rewarded | released | dropped
+    Column("judged", Boolean, nullable=False),  # whether its turns go before the judge
+    Column("turn_ids", JSON, nullable=False),
+    Column("reward", Float),  # on the scale of rollout.reward_range
+    Column("ended", Text),  # why, as its generate function says
+    Column("failure", String(64)),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+)
+
 recorded = Table(  # what the conversation records (records.enabled) hold already
     "recorded",
     metadata,

@@ -91,7 +91,7 @@ def _chain_values(connection: Connection, turn: Turn, own_prompt: bytes) -> dict
     """
     parent_id = turn.request.parent_turn_id
     parent = None if parent_id is None else _PARENT_TOKENS.run(connection, turn_id=parent_id).fetchone()
-    if parent is None:
+    if parent is None or not own_prompt or not parent[1]:  # an upstream that tells no ids
         return {"chain_id": turn.turn_id, "extends_parent": None}
     chain_id, prompt_ids, response_ids = parent
     extends = own_prompt.startswith(prompt_ids + response_ids)

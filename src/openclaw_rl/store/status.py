@@ -102,6 +102,12 @@ class StatusStore:
         with self._database.read() as connection:
             return [Span(**row) for row in connection.execute(query.order_by(spans.c.span_id)).mappings()]
 
+    def in_span(self, name: str) -> bool:
+        """Whether a span of this name goes on now."""
+        query = select(spans.c.span_id).where(spans.c.name == name, spans.c.ended_at.is_(None)).limit(1)
+        with self._database.read() as connection:
+            return connection.execute(query).first() is not None
+
     def last_request_at(self) -> float | None:
         """When the last request came, in seconds since the epoch; None if none ever did."""
         with self._database.read() as connection:

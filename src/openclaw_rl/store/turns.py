@@ -10,6 +10,7 @@ from sqlalchemy import Select, and_, or_, select, update
 
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.lineage import add_signal, signals_of
+from openclaw_rl.store.rollouts import held, unjudged
 from openclaw_rl.store.rows import (
     judgement_from,
     judgement_values,
@@ -117,7 +118,10 @@ class TurnStore(ServedTurns):
                 add_signal(connection, SignalKind.ABANDONED, turn_id, None, time.time())
 
     def awaiting_in_ended_sessions(self, *, limit: int = 256) -> list[str]:
-        """Turns that wait in a session that has ended, and that have no child that brings a next state."""
+        """Turns that wait in a session that has ended, and that have no child that brings a next state.
+
+        Not those of a rollout whose group is not released: the reward comes after the end.
+        """
         bringer = select(requests.c.turn_id).where(
             requests.c.parent_turn_id == turns.c.turn_id, requests.c.brings_feedback
         )
@@ -128,6 +132,7 @@ class TurnStore(ServedTurns):
                 turns.c.state == TurnState.AWAITING_NEXT_STATE.value,
                 sessions.c.ended_at.is_not(None),
                 ~bringer.exists(),
+                ~held(),
             )
             .limit(limit)
         )
@@ -164,7 +169,8 @@ class TurnStore(ServedTurns):
     def claim_for_judging(self, limit: int, lease_s: float) -> list[tuple[Turn, int]]:
         """Claim turns without a judgement, the oldest first, each with its number of attempts so far.
 
-        A turn with a given judgement, and without a next state, is not claimed: a judge has nothing to add.
+        A turn with a given judgement, and without a next state, is not claimed: a judge has nothing to add. Nor is
+        one of a rollout that is rewarded as a whole.
 
         A claim is a lease: it runs out when its judge dies, and the turn is claimed again.
         """
@@ -174,7 +180,7 @@ class TurnStore(ServedTurns):
             query = (
                 turn_rows()
                 .add_columns(turns.c.judge_attempts)
-                .where(turns.c.state == TurnState.JUDGING.value, free, ~decided())
+                .where(turns.c.state == TurnState.JUDGING.value, free, ~decided(), ~unjudged())
                 .order_by(turns.c.served_at)
                 .limit(limit)
             )
@@ -240,8 +246,11 @@ class TurnStore(ServedTurns):
                 count(connection, f"hints_refused_{reason}", number)
 
     def judged(self, *, limit: int = 256) -> list[tuple[Turn, Judgement]]:
-        """Turns in `judging` whose judgement is here, with the one that counts: a person's before a judge's."""
-        due = turn_rows().where(turns.c.state == TurnState.JUDGING.value, decided()).limit(limit)
+        """Turns in `judging` whose judgement is here, with the one that counts: a person's before a judge's.
+
+        Those of a rollout wait until its group is released.
+        """
+        due = turn_rows().where(turns.c.state == TurnState.JUDGING.value, decided(), ~held()).limit(limit)
         with self._database.read() as connection:
             rows = list(connection.execute(due.order_by(turns.c.state_since)).mappings())
             query = judgements.select().where(judgements.c.turn_id.in_([row["turn_id"] for row in rows]))

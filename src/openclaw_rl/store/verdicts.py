@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from sqlalchemy import ColumnElement, and_, or_, select
 
+from openclaw_rl.store.rollouts import unjudged
 from openclaw_rl.store.schema import judgements, turns
 from openclaw_rl.types import ENVIRONMENT, HUMAN, Judgement, JudgementOutcome
 
@@ -18,12 +19,15 @@ GIVEN = (HUMAN, ENVIRONMENT)
 def decided() -> ColumnElement[bool]:
     """Whether a turn in `judging` has all the judgements it needs.
 
-    A judge's since it came there; or a given one, and a judge's (of any time, for its hint) if there is a next state.
+    A judge's since it came there; or a given one, and a judge's (of any time, for its hint) if there is a next state
+    and a judge is asked.
     """
     of_turn = select(judgements.c.judgement_id).where(judgements.c.turn_id == turns.c.turn_id)
     by_judge, given = of_turn.where(judgements.c.kind.not_in(GIVEN)), of_turn.where(judgements.c.kind.in_(GIVEN))
     fresh = by_judge.where(judgements.c.created_at >= turns.c.state_since)
-    return or_(fresh.exists(), and_(given.exists(), or_(turns.c.next_turn_id.is_(None), by_judge.exists())))
+    return or_(
+        fresh.exists(), and_(given.exists(), or_(turns.c.next_turn_id.is_(None), by_judge.exists(), unjudged()))
+    )
 
 
 def verdict_of(found: Sequence[Judgement]) -> Judgement:

@@ -27,13 +27,19 @@ MODULES: Mapping[LoopName, str] = {
     LoopName.ROLLOUT: "openclaw_rl.rollout.loop",
     LoopName.JUDGING: "openclaw_rl.judging.loop",
     LoopName.TRAINING: "openclaw_rl.training.loop",
+    LoopName.DRIVER: "openclaw_rl.rollout.driver",
 }
 ENGINE_MODULES: Mapping[str, str] = {
     "embedded": "openclaw_rl.serving.engines.embedded.server",
     "vllm": "openclaw_rl.serving.engines.vllm.server",
     "scripted": "openclaw_rl.testing.scripted_engine",
+    "sglang": "openclaw_rl.serving.engines.sglang.server",
+    "openai": "openclaw_rl.serving.engines.openai.watcher",
 }
 """Each has `run(config, stop)`, which returns once `stop` is set."""
+
+REPLICAS_MODULE = "openclaw_rl.serving.engines.replicas.pool"
+"""The same for several engines of our own: it starts each as a process, and minds them."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 QUIET = ("httpx", "httpcore", "openai", "urllib3", "asyncio", "sqlalchemy", "alembic")
@@ -42,6 +48,8 @@ QUIET = ("httpx", "httpcore", "openai", "urllib3", "asyncio", "sqlalchemy", "ale
 
 def module_of(loop: LoopName, config: Config) -> str:
     """The module whose `run` is the loop."""
+    if loop is LoopName.ENGINE and config.engine.replicas > 1:
+        return REPLICAS_MODULE
     return ENGINE_MODULES[config.engine.kind] if loop is LoopName.ENGINE else MODULES[loop]
 
 

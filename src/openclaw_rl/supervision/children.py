@@ -27,6 +27,12 @@ START_ORDER: tuple[LoopName, ...] = (
 )
 """The engine takes longest to be ready, so it goes first."""
 
+
+def loops_of(config: Config) -> tuple[LoopName, ...]:
+    """The processes of a deployment, in the order of their start: with a driver only where it has something to do."""
+    return (*START_ORDER, LoopName.DRIVER) if config.rollout.makes_rollouts else START_ORDER
+
+
 STABLE_AFTER_S = 60.0
 MAX_LOG_BYTES = 10 * 1024 * 1024
 KEPT_LOGS = 3

@@ -39,7 +39,7 @@ def resolve_port(host: str, port: int, key: str) -> int:
 
 
 def resolve_ports(config: Config) -> Config:
-    """The same tree with real ports for the gateway and the engine.
+    """The same tree with real ports for the gateway and the engine, and with the URLs of its replicas.
 
     Raises:
         ConfigError: if one cannot be bound, or both are the same.
@@ -48,9 +48,22 @@ def resolve_ports(config: Config) -> Config:
     engine = resolve_port(config.engine.host, config.engine.port, "engine")
     if serving == engine:
         raise ConfigError(f"serving.port and engine.port are both {serving}")
+    found: dict[str, object] = {"port": engine}
+    if config.engine.replicas > 1 and not config.engine.urls:
+        found["urls"] = _replica_urls(config.engine.host, engine, config.engine.replicas, taken=serving)
     return config.model_copy(
         update={
             "serving": config.serving.model_copy(update={"port": serving}),
-            "engine": config.engine.model_copy(update={"port": engine}),
+            "engine": config.engine.model_copy(update=found),
         }
     )
+
+
+def _replica_urls(host: str, first: int, number: int, *, taken: int) -> tuple[str, ...]:
+    """URLs with ports that differ: the engine's own for the first, free ones for the others."""
+    ports = [first]
+    while len(ports) < number:
+        port = resolve_port(host, 0, "engine")
+        if port not in {taken, *ports}:
+            ports.append(port)
+    return tuple(base_url(host, port) for port in ports)

@@ -12,8 +12,9 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from openclaw_rl.types import LoopName, LoopStatus
 
@@ -26,6 +27,8 @@ _PR_SET_PDEATHSIG = 1
 TIED_TO_PARENT = sys.platform.startswith("linux")
 """Whether the system ends (SIGTERM) a process that called `die_with_parent` when its parent ends."""
 HEARTBEAT_INTERVAL_S = 0.5
+AUTOGROUP = Path("/proc/self/autogroup")
+"""Where Linux tells, and is told, the niceness of this session."""
 
 
 def stop_event() -> threading.Event:
@@ -64,16 +67,46 @@ def ending_at_once() -> Iterator[None]:
             signal.signal(signum, handler)
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """End this process when its parent ends, even by SIGKILL, so that no loop outlives its supervisor.
+def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGTERM) -> None:
+    """End this process (by the signal `how`) when its parent ends, even by SIGKILL: no loop outlives its supervisor.
 
     Linux only; elsewhere a supervisor that is killed leaves its loops running until they are told to stop.
     """
     if not TIED_TO_PARENT:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, how)
     if os.getppid() != parent_pid:  # it ended before the call above
         os._exit(1)
+
+
+def give_way(niceness: int) -> None:
+    """Let the other loops go first on the CPU.
+
+    Many Linux kernels share the CPU among sessions before they share it among processes (autogroups, sched(7)), and
+    each loop is a session of its own: there the niceness of a process counts for nothing against the other loops,
+    that of its session does.
+    """
+    if not niceness:
+        return
+    os.nice(niceness)
+    try:
+        AUTOGROUP.write_text(str(niceness), encoding="ascii")
+    except FileNotFoundError:
+        return  # a kernel without them: the niceness of the process is what counts
+    except OSError as error:
+        logger.warning("this session's niceness cannot be set (%s): other loops may be slowed", error.strerror)
+
+
+class Reports(Protocol):
+    """Whom a loop tells what it is doing."""
+
+    def working(self, activity: str, **details: Any) -> None:
+        """The loop is doing `activity`."""
+        ...
+
+    def waiting(self, waiting_for: str, **details: Any) -> None:
+        """The loop stands still until `waiting_for` comes."""
+        ...
 
 
 class LoopReporter:

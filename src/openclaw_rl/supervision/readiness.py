@@ -113,7 +113,11 @@ class ReadinessProbe:
 
 
 def silent_loops(body: Mapping[str, Any], within_s: float) -> list[str]:
-    """The loops that, by the body of `/readyz`, have not reported within the last `within_s` seconds."""
+    """The loops that, by the body of `/readyz`, have not reported within the last `within_s` seconds.
+
+    Not the driver: it is a client itself, and others can be served without it.
+    """
     said = body.get("loops") or {}
-    ages = {loop: said.get(loop.value, {}).get("heartbeat_age_s") for loop in LoopName}
+    needed = [loop for loop in LoopName if loop is not LoopName.DRIVER]
+    ages = {loop: said.get(loop.value, {}).get("heartbeat_age_s") for loop in needed}
     return [loop.value for loop, age in ages.items() if age is None or age > within_s]

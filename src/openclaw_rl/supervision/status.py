@@ -24,15 +24,19 @@ from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.migrations import StoreSchemaError
 from openclaw_rl.store.outage import NOT_RECORDED, REFUSED, WORDS, Outage
+from openclaw_rl.supervision.bars import bar, rollout_words
 from openclaw_rl.supervision.children import START_ORDER
 from openclaw_rl.supervision.readiness import RecordHealth, ask_gateway
 from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorState, child_config_path, read_state
 from openclaw_rl.supervision.status_judge import JudgeReport, judge_report
-from openclaw_rl.types import LoopName, LoopStatus
+from openclaw_rl.supervision.status_replicas import ReplicaLine, replicas_of
+from openclaw_rl.types import LoopName, LoopStatus, VersionState
 
 SILENT_AFTER_S = 10.0
 """A loop whose last word is older than this is said to be silent: loops report at least each 2 s, except inside
 one long tensor operation."""
+REJECTED_SHOWN = 3
+"""Rejected versions that are named."""
 
 
 class Condition(StrEnum):
@@ -86,6 +90,12 @@ class Progress:
     refused: Mapping[str, int] = field(default_factory=dict)
     """Requests refused because they could not be recorded, by reason (`rollout.on_store_failure`)."""
     judge: JudgeReport | None = None
+    samples_rejected: Mapping[str, int] = field(default_factory=dict)
+    """Samples that no step could use, or whose step the gate refused, by reason."""
+    versions_rejected: tuple[tuple[str, str], ...] = ()
+    """The last few versions that never serve, and why."""
+    rollouts: str | None = None
+    """How far the rollouts of tasks have come; None where there are none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +112,8 @@ class StatusReport:
     """Why the record cannot be read, which is where `progress` and what the loops say of themselves come from."""
     record: RecordHealth | None = None
     """What the gateway says of the record; None where no gateway answers."""
+    replicas: tuple[ReplicaLine, ...] = ()
+    """The engine's replicas, as the gateway sees them; none where there is one engine."""
 
     def to_json(self) -> dict[str, Any]:
         """The same, in JSON's types."""
@@ -142,6 +154,7 @@ def collect(run_dir: Path, now: float | None = None) -> StatusReport:
         progress=progress if progress is None or record is None else _with_unsaved(progress, record),
         problem=problem,
         record=record,
+        replicas=replicas_of(said.get(LoopName.GATEWAY)) if running else (),
     )
 
 
@@ -177,7 +190,8 @@ def _headline(run_dir: Path, state: SupervisorState | None, now: float) -> str:
 
 
 def _loops(state: SupervisorState, said: Mapping[LoopName, LoopStatus], now: float) -> list[LoopReport]:
-    return [assess(loop, state.children.get(loop.value), said.get(loop), now) for loop in START_ORDER]
+    loops = [*START_ORDER, *([LoopName.DRIVER] if LoopName.DRIVER.value in state.children else [])]
+    return [assess(loop, state.children.get(loop.value), said.get(loop), now) for loop in loops]
 
 
 def assess(loop: LoopName, child: ChildState | None, said: LoopStatus | None, now: float) -> LoopReport:
@@ -244,7 +258,23 @@ def _progress(store: Store, run_dir: Path, now: float) -> Progress:
         broken_chains=counts.counters.get("prompts_breaking_chain", 0),
         not_recorded=_counted(NOT_RECORDED, counts.counters),
         refused=_counted(REFUSED, counts.counters),
+        samples_rejected=_counted("samples_rejected_", counts.counters),
+        versions_rejected=tuple(
+            (version.name, version.reason or "no reason was kept")
+            for version in store.versions.all()
+            if version.state is VersionState.REJECTED
+        )[-REJECTED_SHOWN:],
+        rollouts=_rollouts(store),
     )
+
+
+def _rollouts(store: Store) -> str | None:
+    counts = store.rollouts.counts()
+    if not counts.groups:
+        return None
+    driver = next((one for one in store.status.loops() if one.loop is LoopName.DRIVER), None)
+    wanted = None if driver is None else driver.details.get("groups_wanted")
+    return rollout_words(counts.rollouts, counts.groups, wanted)
 
 
 def _with_unsaved(progress: Progress, record: RecordHealth) -> Progress:
@@ -273,6 +303,7 @@ def render(report: StatusReport, now: float | None = None) -> str:
     if report.loops:
         lines.append("")
         lines += [_loop_line(loop, moment) for loop in report.loops]
+        lines += [f"  replica   {one.words()}" for one in report.replicas]
     if report.progress is not None:
         lines.append("")
         lines += _progress_lines(report.progress, moment)
@@ -312,14 +343,22 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("judged", f"{progress.judgements}, {progress.hints} with a hint"),
         *(("judge", words) for words in (progress.judge.words() if progress.judge is not None else ())),
         ("samples", _tally(progress.samples_by_state) or "none"),
-        ("batch", progress.due),
+        ("batch", f"{bar(progress.samples_ready, progress.batch_size)}  {progress.due}"),
+        *(("rollouts", words) for words in (() if progress.rollouts is None else (progress.rollouts,))),
         ("version", f"{progress.version} in service"),
         ("last step", last),
     ]
-    # Only where there were any: a healthy deployment has neither.
+    # Only where there were any: a healthy deployment has none of these.
+    rows += [("rejected", words) for words in _rejections(progress)]
     rows += [("unwritten", f"served and not recorded: {_tally(progress.not_recorded)}")] * bool(progress.not_recorded)
     rows += [("refused", f"not recorded, so not served: {_tally(progress.refused)}")] * bool(progress.refused)
     return [f"  {name:<9} {text}" for name, text in rows]
+
+
+def _rejections(progress: Progress) -> list[str]:
+    versions = ", ".join(f"{name} ({reason})" for name, reason in progress.versions_rejected)
+    samples = _tally(progress.samples_rejected)
+    return [f"{what}: {words}" for what, words in (("samples", samples), ("versions, the last", versions)) if words]
 
 
 def _chains(progress: Progress) -> str:

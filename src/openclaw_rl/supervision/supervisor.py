@@ -18,16 +18,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from openclaw_rl.config import Config
+from openclaw_rl.config_engine import SERVERS
 from openclaw_rl.config_render import write_private_json
 from openclaw_rl.config_sources import ConfigError, load_json
+from openclaw_rl.serving.engines.check import check_engine
 from openclaw_rl.supervision.child import EXIT_CONFIGURATION, EXIT_NO_RESTART, EXIT_USAGE, configure_logging
 from openclaw_rl.supervision.children import (
-    START_ORDER,
     Backoff,
     Child,
     cpu_count,
     loop_command,
     loop_environment,
+    loops_of,
 )
 from openclaw_rl.supervision.ports import base_url, resolve_ports
 from openclaw_rl.supervision.process import TIED_TO_PARENT, die_with_parent, stop_event
@@ -97,8 +99,8 @@ class Supervisor:
         Call it from the main thread, to which the processes are tied.
 
         Raises:
-            ConfigError: if the directory is in use or cannot be written, or a port cannot be bound; nothing was
-                started then.
+            ConfigError: if the directory is in use or cannot be written, a port cannot be bound, or the engine lacks
+                what the configuration needs; nothing was started then.
         """
         with self._told_of_directory():
             self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -107,6 +109,7 @@ class Supervisor:
             self._end_leftovers()
             self._config = prepare(self._requested)
             self._check_model()
+            check_engine(self._config, self._say)
             with self._told_of_directory():
                 self._prepare_files()
             try:
@@ -172,7 +175,8 @@ class Supervisor:
         write_private_json(self._config, child_config_path(self._run_dir))
         serving, engine = self._config.serving, self._config.engine
         self._gateway_url = base_url(serving.host, serving.port)
-        self._engine_url = base_url(engine.host, engine.port)
+        elsewhere = engine.urls and engine.kind not in SERVERS  # for those, our own process speaks
+        self._engine_url = engine.urls[0] if elsewhere else base_url(engine.host, engine.port)
         settings = self._config.supervisor
         self._children = [
             Child(
@@ -182,7 +186,7 @@ class Supervisor:
                 self._config.logs_dir / f"{loop.value}.log",
                 Backoff(settings.restart_backoff_s, settings.max_backoff_s),
             )
-            for loop in START_ORDER
+            for loop in loops_of(self._config)
         ]
 
     def _start(self) -> None:

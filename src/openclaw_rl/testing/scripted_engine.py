@@ -53,7 +53,7 @@ from openclaw_rl.serving.engines.protocol import (
 )
 from openclaw_rl.serving.engines.rendering import call_as_text, normalise
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.supervision.process import LoopReporter, Reports
 from openclaw_rl.types import BASE_VERSION, FinishReason, LoopName, Message, PolicyVersion
 
 END_TOKEN = 256
@@ -108,7 +108,9 @@ class ScriptedEngine:
     @property
     def capabilities(self) -> EngineCapabilities:
         """All of them, so that it stands in for any engine."""
-        return EngineCapabilities(token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True)
+        return EngineCapabilities(
+            token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
+        )
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
         """Answer with the first entry that applies."""
@@ -242,15 +244,20 @@ def load_script(path: Path) -> list[dict[str, Any]]:
     return script
 
 
-def run(config: Config, stop: threading.Event) -> None:
-    """Serve the script that `config.engine.script` names, until `stop` is set."""
+def run(config: Config, stop: threading.Event, reporter: Reports | None = None) -> None:
+    """Serve the script that `config.engine.script` names, until `stop` is set; `reporter` None: tell the record."""
     if config.engine.script is None:
         raise ConfigError("engine.kind = scripted needs engine.script")
     app = scripted_app(load_script(config.engine.script), context_length=config.engine.context_length)
+    host, port = config.engine.host, config.engine.port
+    if reporter is not None:
+        told = reporter
+        uvloop.run(serve(app, host, port, stop, lambda: told.waiting("a request")))
+        return
     store = Store.open(config.store_path)
-    reporter = LoopReporter(store, LoopName.ENGINE)
+    own = LoopReporter(store, LoopName.ENGINE)
     try:
-        uvloop.run(serve(app, config.engine.host, config.engine.port, stop, lambda: reporter.waiting("a request")))
+        uvloop.run(serve(app, host, port, stop, lambda: own.waiting("a request")))
     finally:
         store.close()
 

@@ -25,11 +25,13 @@ class Rewarded:
     """An answer with a reward, and whom it is compared with.
 
     `key` owns its moving average; `group` is shared by the answers that it is compared with (None: by nobody).
+    The answers of one `rollout` count once in a group: long rollouts must not weigh more (None: each by itself).
     """
 
     reward: float
     key: str
     group: Hashable | None
+    rollout: str | None = None
 
 
 EVERYBODY = ""
@@ -45,14 +47,15 @@ def rewarded(samples: Sequence[Sample], config: LossConfig) -> list[Rewarded]:
     for sample in samples:
         if sample.reward is not None:
             key = sample.origin.key_id if config.baseline == "per_key" and sample.origin is not None else EVERYBODY
-            found.append(Rewarded(reward=sample.reward, key=key, group=group_of(sample, config)))
+            rollout = None if sample.origin is None else sample.origin.rollout
+            found.append(Rewarded(reward=sample.reward, key=key, group=group_of(sample, config), rollout=rollout))
     return found
 
 
 def group_of(sample: Sample, config: LossConfig) -> Hashable | None:
     """What a sample shares with those that it is compared with, or None where it is compared with none.
 
-    `group` (GRPO, arXiv 2402.03300): the answers to the same messages of one key, regenerated ones or rollouts of one
+    `group` (GRPO, arXiv 2402.03300): the answers to the same messages of one key, or all of the rollouts of one
     task. `step` (OpenClaw-RL's step-wise estimator, arXiv 2603.10165): the answers at the same step of that key's
     conversations that began with the same messages; each step's reward goes to its own answer.
     """
@@ -149,11 +152,13 @@ def _moving(
 
 
 def _by_group(answers: Sequence[Rewarded]) -> dict[Hashable, list[float]]:
-    groups: dict[Hashable, list[float]] = {}
-    for answer in answers:
+    """The rewards of each group: one for each answer, or for each rollout the mean of its answers' rewards."""
+    groups: dict[Hashable, dict[Hashable, list[float]]] = {}
+    for place, answer in enumerate(answers):
         if answer.group is not None:
-            groups.setdefault(answer.group, []).append(answer.reward)
-    return groups
+            one = place if answer.rollout is None else answer.rollout
+            groups.setdefault(answer.group, {}).setdefault(one, []).append(answer.reward)
+    return {group: [statistics.fmean(rewards) for rewards in ones.values()] for group, ones in groups.items()}
 
 
 def opd_token_advantage(teacher: Tensor, old: Tensor, clip: float) -> Tensor:

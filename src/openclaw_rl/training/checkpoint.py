@@ -2,7 +2,9 @@
 
     step-000012/
       adapter/           a plain PEFT directory with a manifest of its own: what engines and Transformers load
-      trainer_state.pt   optimiser, random numbers, counters, averages of rewards, configuration, samples trained
+      model/             in its place, without LoRA: a plain Transformers directory with the tokenizer, likewise
+      trainer_state.pt   optimiser, random numbers, counters, averages of rewards, configuration, samples trained,
+                         what the gate remembers
       manifest.json      checksums of everything above
 
 Which one to resume from is never guessed from the disk: the store's last committed step names it.
@@ -18,16 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.policy_files import ADAPTER_DIR, CorruptPolicy, fsync, verify_manifest, write_manifest
+from openclaw_rl.policy_files import CorruptPolicy, fsync, verify_manifest, write_manifest
+from openclaw_rl.training.learned import DIRECTORIES, read_weights
 from openclaw_rl.training.trainer import Trainer, TrainerState
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.pt"
-WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "step-"
 _TEMPORARY = ".writing-"
 
@@ -43,7 +44,7 @@ def save_checkpoint(trainer: Trainer, root: Path) -> Path:
     Written beside its place, made durable, then renamed there: a crash leaves the old world or the new one. A
     directory already there is of a step that never committed (a committed one is resumed from, not repeated).
     """
-    state = trainer.state()
+    state = trainer.state(copied=False)
     final = checkpoint_path(root, state.step)
     temporary = root / f"{_TEMPORARY}{final.name}"
     root.mkdir(parents=True, exist_ok=True)
@@ -51,7 +52,8 @@ def save_checkpoint(trainer: Trainer, root: Path) -> Path:
         if leftover.exists():
             shutil.rmtree(leftover)
     temporary.mkdir()
-    trainer.model.save_pretrained(temporary / ADAPTER_DIR, save_embedding_layers=False)
+    weights = temporary / DIRECTORIES[state.kind]
+    trainer.learned.save(weights)
     torch.save(
         {
             "step": state.step,
@@ -60,15 +62,17 @@ def save_checkpoint(trainer: Trainer, root: Path) -> Path:
             "rng": state.rng,
             "trained": list(state.trained),
             "teacher": state.teacher,
+            "gate": state.gate,
             "config": trainer.config.model_dump_json(),
         },
         temporary / STATE_FILE,
     )
     about: dict[str, Any] = {"step": state.step, "version": state.step}
-    write_manifest(temporary / ADAPTER_DIR, about)
+    write_manifest(weights, about)
     write_manifest(temporary, about)
     os.rename(temporary, final)
     fsync(root)
+    trainer.rest()
     return final
 
 
@@ -79,15 +83,18 @@ def load_checkpoint(path: Path) -> TrainerState:
         CorruptPolicy: if it is not what was written.
     """
     verify_manifest(path)
-    saved = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True)
+    saved = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True, mmap=True)
+    kind, weights = read_weights(path)
     return TrainerState(
         step=saved["step"],
         averages=saved["averages"],
-        adapter=load_file(path / ADAPTER_DIR / WEIGHTS_FILE),
+        kind=kind,
+        weights=weights,
         optimizer=saved["optimizer"],
         rng=saved["rng"],
         trained=tuple(saved["trained"]),
         teacher=saved.get("teacher"),  # checkpoints of before there was one have none
+        gate=saved.get("gate", {}),  # nor this
     )
 
 

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from openclaw_rl.config import Config
-from openclaw_rl.policy_files import adapter_dir
+from openclaw_rl.policy_files import weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
@@ -79,7 +79,6 @@ class TrainingLoop:
         self._plain_answers = tuple(plain_answers)
         self._evaluate = load_evaluation(config.training.gate)
         self._metric_files = metric_files(config)
-        self._fresh = trainer.state()
         self._basis = BASE_VERSION
 
     def run(self) -> None:
@@ -119,16 +118,15 @@ class TrainingLoop:
             log.warning("claimed samples were not given back (%s)", type(error).__name__)
 
     def resume(self) -> None:
-        """Be where the last committed step left off; what a dead predecessor held is free again."""
+        """Be where the last committed step left off; the batch that a dead predecessor held is the next one."""
         self._reporter.working("resuming")
-        released = self._store.samples.release_claims()
         steps = self._store.samples.steps()
         last = steps[-1].step if steps else 0
         removed = self._discard_after(last)
         begin(self._config, self._store, self._trainer)
         self._restore()
         self._log_metrics()
-        log.info("at step %d; %d samples released, %d leftovers removed", last, released, len(removed))
+        log.info("at step %d; %d leftovers removed", last, len(removed))
 
     def _discard_after(self, last_step: int) -> list[str]:
         return discard_uncommitted(self._config.checkpoints_dir, last_step, self._store.turns.any_known)
@@ -145,6 +143,7 @@ class TrainingLoop:
         outcome = self._step(samples)
         if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
+            self._store.status.count("steps_refused")
         elif self._commit(samples, outcome) and self._publish_candidates():
             self._follow_service()
             self._prune()
@@ -205,7 +204,7 @@ class TrainingLoop:
         intact = newest_intact([step for step in steps if step.version <= basis and step.version not in rejected])
         if intact.damaged:
             fall_back(self._store, intact)
-        state = self._fresh if intact.state is None else intact.state
+        state = self._trainer.fresh() if intact.state is None else intact.state
         self._trainer.restore(
             dataclasses.replace(state, step=steps[-1].step if steps else 0), weights_version=intact.version
         )
@@ -221,7 +220,8 @@ class TrainingLoop:
         """The samples of the next batch, those that this model cannot train taken out; none if it is not due."""
         ready = self._store.samples.ready()
         decision = batch_due(ready.count, ready.oldest_created_at, time.time(), self._config.rollout)
-        if not decision.due:
+        claims = self._store.samples.take_up_claims(self._config.training.lease_s)
+        if not decision.due and not claims:
             self._reporter.waiting(f"a batch: {decision.why}", ready=ready.count)
             return []
         closed = closed_because(
@@ -233,12 +233,16 @@ class TrainingLoop:
             self._reporter.waiting(closed, ready=ready.count)
             return []
         usable = []
-        for sample in self._store.samples.claim(decision.size, self._config.training.lease_s):
+        training = self._config.training
+        for sample in claims or self._store.samples.claim(
+            decision.size, training.lease_s, max_tokens=training.max_tokens_per_step
+        ):
             reason = self._trainer.unusable(sample)
             if reason is None:
                 usable.append(sample)
             else:
                 self._reject([sample], reason)
+                self._store.status.count("samples_unusable")
         return usable
 
     def _step(self, samples: list[Sample]) -> StepOutcome:
@@ -267,7 +271,6 @@ class TrainingLoop:
 
     def _reject(self, samples: list[Sample], reason: str) -> None:
         self._store.samples.reject([sample.turn_id for sample in samples], reason=reason)
-        self._store.status.count("steps_refused" if len(samples) > 1 else "samples_unusable")
 
     def _commit(self, samples: list[Sample], outcome: StepOutcome) -> bool:
         """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""
@@ -275,7 +278,7 @@ class TrainingLoop:
         checkpoint = save_checkpoint(self._trainer, self._config.checkpoints_dir.resolve())
         if outcome.refused is None and self._evaluate is not None:
             self._reporter.working(f"evaluating version {outcome.step}")
-            outcome = evaluated(outcome, self._evaluate, adapter_dir(checkpoint), self._config.training.gate)
+            outcome = evaluated(outcome, self._evaluate, weights_of(checkpoint).directory, self._config.training.gate)
         self._reporter.working(f"committing step {outcome.step}")
         record, version = _rows_of(samples, outcome, checkpoint)
         try:
@@ -332,7 +335,7 @@ def _rows_of(samples: Sequence[Sample], outcome: StepOutcome, checkpoint: Path) 
     version = PolicyVersion(
         version=outcome.step,
         state=VersionState.CANDIDATE if outcome.refused is None else VersionState.REJECTED,
-        path=str(adapter_dir(checkpoint)),
+        path=str(weights_of(checkpoint).directory),
         step=outcome.step,
         created_at=now,
         reason=outcome.refused,

@@ -6,13 +6,15 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.extensions import load_attribute
 from openclaw_rl.training.gate import Readings, verdict
 from openclaw_rl.training.trainer import StepOutcome
 
 Evaluation = Callable[[Path], float]
-"""The directory of an adapter (PEFT, loadable over the base) to a number: the higher the better."""
+"""A version's directory (PEFT, loadable over the base; without LoRA a whole model) to a number: higher is better."""
 
 OPTION = "training.gate.evaluation_path"
 
@@ -29,13 +31,15 @@ def load_evaluation(config: GateConfig) -> Evaluation | None:
     return evaluate
 
 
-def evaluated(outcome: StepOutcome, evaluate: Evaluation, adapter: Path, config: GateConfig) -> StepOutcome:
+def evaluated(outcome: StepOutcome, evaluate: Evaluation, version: Path, config: GateConfig) -> StepOutcome:
     """The outcome with what the evaluation gave, refused where that is too little.
 
     An evaluation that raises ends the trainer's process, which starts again and makes the step anew: a version that
-    could not be evaluated must not serve, and is no worse for it.
+    could not be evaluated must not serve, and is no worse for it. Random numbers that it draws are not the trainer's:
+    the checkpoint was written before it, and a trainer that goes on is where one would be that began from there.
     """
-    value = float(evaluate(adapter))
+    with torch.random.fork_rng(devices=[]):
+        value = float(evaluate(version))
     readings = Readings(loss=None, weights_finite=True, evaluation=value)
     return dataclasses.replace(
         outcome,

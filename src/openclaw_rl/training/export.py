@@ -1,4 +1,4 @@
-"""A policy version for use elsewhere: its adapter, or the base with the adapter merged in, as safetensors or GGUF.
+"""A policy version for use elsewhere: its adapter, or a whole model of it, as safetensors or GGUF.
 
 Everything is written beside its place and renamed there, so that a target is whole or not there.
 """
@@ -21,7 +21,7 @@ from peft import PeftModel
 from openclaw_rl.config import ModelConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import SMOLLM2, load_causal_lm, load_tokenizer, resolve_model, smollm2_gguf
-from openclaw_rl.policy_files import MANIFEST, verify_manifest
+from openclaw_rl.policy_files import MANIFEST, WeightsKind, verify_manifest, weights_of
 
 MERGED_DTYPE = "float32"
 """Merged weights are written as the trainer knows them; whoever serves them rounds them as they like."""
@@ -31,32 +31,49 @@ def export_adapter(adapter: Path, target: Path) -> None:
     """Copy a version's PEFT directory to `target`, checked against its manifest.
 
     Raises:
-        ConfigError: `target` is there already.
+        ConfigError: `target` is there already, or the version is a whole model.
         CorruptPolicy: the version on disk is not what was written.
     """
-    verify_manifest(adapter)
+    if weights_of(adapter).kind is WeightsKind.FULL:
+        raise ConfigError(
+            "this version is a whole model and has no adapter to export: openclaw-rl policy merge copies it"
+        )
+    _copy_checked(adapter, target)
+
+
+def _copy_checked(version: Path, target: Path) -> None:
+    """A copy of a version's directory as it was before it got its manifest."""
+    verify_manifest(version)
     with _appearing(target) as directory:
-        shutil.copytree(adapter, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
+        shutil.copytree(version, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MANIFEST))
 
 
 def merge(model: ModelConfig, adapter: Path | None, target: Path) -> None:
     """Write the base with the adapter merged in (`None`: the base itself) as a plain Hugging Face directory.
 
+    Of a version that is a whole model, that is a copy of it.
+
     Raises:
         ConfigError: `target` is there already, or the model is not.
         CorruptPolicy: the version on disk is not what was written.
     """
+    if adapter is not None and weights_of(adapter).kind is WeightsKind.FULL:
+        _copy_checked(adapter, target)
+        return
     with _appearing(target) as directory:
         merged_model(model, adapter).save_pretrained(directory)
         load_tokenizer(resolve_model(model)).save_pretrained(directory)
 
 
 def merged_model(model: ModelConfig, adapter: Path | None) -> Any:
-    """The base with the adapter merged in, in memory, on the CPU."""
+    """The base with the adapter merged in, or a version that is a whole model: in memory, on the CPU."""
+    if adapter is not None:
+        verify_manifest(adapter)
+        if weights_of(adapter).kind is WeightsKind.FULL:
+            return load_causal_lm(adapter, MERGED_DTYPE)
     base = load_causal_lm(resolve_model(model), MERGED_DTYPE)
     if adapter is None:
         return base
-    verify_manifest(adapter)
     return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
 
 

@@ -20,7 +20,8 @@ class Readings:
     """What was measured of new weights; None where it was not. All but counts are means, nats per token.
 
     `nats_below_told_base`: how far the new policy's answers lie below the told base's own, both under the told base;
-    negative where they are the likelier ones. `probe_drop`: how much less likely known good answers became than they
+    negative where they are the likelier ones. `nats_below_base`: the same where there is nothing to tell the base.
+    `probe_drop`: how much less likely known good answers became than they
     are under the base. `repetition`: a share. `mean_tokens`: of the probe answers.
     """
 
@@ -30,6 +31,7 @@ class Readings:
     kl_to_last: float | None = None
     entropy: float | None = None
     nats_below_told_base: float | None = None
+    nats_below_base: float | None = None
     repetition: float | None = None
     mean_tokens: float | None = None
     probe_drop: float | None = None
@@ -42,6 +44,7 @@ class Readings:
             "kl_to_last": self.kl_to_last,
             "entropy_after": self.entropy,
             "nats_below_told_base": self.nats_below_told_base,
+            "nats_below_base": self.nats_below_base,
             "probe_repetition": self.repetition,
             "probe_tokens": self.mean_tokens,
             "probe_drop": self.probe_drop,
@@ -81,6 +84,7 @@ RULES: tuple[Rule, ...] = (
         reading=lambda r: r.nats_below_told_base,
         bound=lambda c: c.max_nats_below_told_base,
     ),
+    Rule(reason="untold_language", reading=lambda r: r.nats_below_base, bound=lambda c: c.max_nats_below_base),
     Rule(reason="repetition", reading=lambda r: r.repetition, bound=lambda c: c.max_repetition),
     Rule(reason="probe_answers", reading=lambda r: r.probe_drop, bound=lambda c: c.max_probe_drop),
     Rule(reason="evaluation", reading=lambda r: r.evaluation, bound=lambda c: c.min_evaluation, at_most=False),

@@ -1,12 +1,12 @@
 """Takes the readings on which the gate decides: new weights on the batch, on known answers, and in their own words.
 
-All is read by the trainer's one scorer, with the adapter as the step left it.
+All is read by the trainer's one scorer, with the weights as the step left them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,8 +47,15 @@ class Gatekeeper:
         self._told_prompt = told_prompt
         self._config = config
         self._context_length = context_length
-        self._told_base: float | None = None
-        self._readings_of_base = 0
+        self._remembered: dict[str, float] = {}
+
+    def state(self) -> dict[str, float]:
+        """What it remembers from step to step: a step after a restart must be judged as one without."""
+        return dict(self._remembered)
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Remember what `state` said, and nothing else."""
+        self._remembered = dict(state)
 
     def read(
         self,
@@ -64,7 +71,7 @@ class Gatekeeper:
         Args:
             context: of the step that made the weights; its `old` row holds the hidden states before the step.
             loss: of that step; None where nothing in it had a loss.
-            hints: what the told base is told, such as the last few that were accepted; without, language is not read.
+            hints: what the told base is told, such as the last few that were accepted; without, it is told nothing.
             known: good answers, the user's own first.
         """
         finite = all(bool(torch.isfinite(p).all()) for p in self._scorer.model.parameters() if p.requires_grad)
@@ -77,7 +84,7 @@ class Gatekeeper:
             progress("probing the new weights on known answers")
             drop = self._mean_logprob(known, Mode.REFERENCE) - self._mean_logprob(known, Mode.TEACHER)
             readings = dataclasses.replace(readings, probe_drop=drop)
-        if hints and self._config.probes:
+        if self._config.probes:
             progress("reading what the new weights answer")
             readings = self._in_their_own_words(readings, context.batch.samples, " ".join(hints))
         return readings
@@ -92,8 +99,10 @@ class Gatekeeper:
                 now, base = (scorer.hidden(pack, mode) for mode in (Mode.TEACHER, Mode.REFERENCE))
                 for piece in pieces(now.shape[0]):
                     flat = pack.flat[piece]
-                    rows = (now[piece], base[piece], context.old[flat].to(now.dtype))
-                    new, reference, old = (scorer.log_distribution(row, batch.temperature[flat]) for row in rows)
+                    warmth, before = batch.temperature[flat], context.old[flat].to(now.dtype)
+                    new = scorer.log_distribution(now[piece], warmth)
+                    reference = scorer.reference_distribution(base[piece], warmth)
+                    old = scorer.held_distribution(before, warmth)
                     to_base.append(losses.exact_kl(new, reference))
                     to_last.append(losses.exact_kl(new, old))
                     entropy.append(losses.entropy(new))
@@ -118,17 +127,15 @@ class Gatekeeper:
         return float(torch.stack([score.logprobs.mean() for score in scores]).mean())
 
     def _in_their_own_words(self, readings: gate.Readings, samples: Sequence[Sample], told: str) -> gate.Readings:
-        """What the new weights answer to prompts of the batch, beside what the base that is told the hints would."""
+        """What the new weights answer to prompts of the batch, beside what the base would, told the hints if any."""
         asked = self._probe_samples(samples, told)
         if not asked:
             return readings
         length = self._config.probe_tokens
         prompts = [sample.tokens.prompt_ids for sample in asked]
-        told_prompts = [tuple(self._told_prompt(dataclasses.replace(sample, hint=told))) for sample in asked]
+        told_prompts = [self._prompt_told(sample, told) for sample in asked]
         own = self._scorer.generate(prompts, Mode.TEACHER, max_tokens=length)
-        if self._readings_of_base % RENEW_BASE_EVERY == 0 or self._told_base is None:
-            self._told_base = _mean_of(self._scorer.generate(told_prompts, Mode.REFERENCE, max_tokens=length))
-        self._readings_of_base += 1
+        base = self._base_on_itself("told_base" if told else "base", told_prompts)
         under_base = self._mean_logprob(
             [
                 KnownAnswer(prompt_ids=prompt, response_ids=answer.ids)
@@ -136,12 +143,26 @@ class Gatekeeper:
             ],
             Mode.REFERENCE,
         )
+        below = base - under_base
         return dataclasses.replace(
             readings,
-            nats_below_told_base=self._told_base - under_base,
+            nats_below_told_base=below if told else None,
+            nats_below_base=None if told else below,
             repetition=gate.repetition([answer.ids for answer in own]),
             mean_tokens=sum(len(answer.ids) for answer in own) / len(own),
         )
+
+    def _prompt_told(self, sample: Sample, told: str) -> tuple[int, ...]:
+        return tuple(self._told_prompt(dataclasses.replace(sample, hint=told))) if told else sample.tokens.prompt_ids
+
+    def _base_on_itself(self, which: str, prompts: Sequence[tuple[int, ...]]) -> float:
+        """How likely the base finds its own answers to `prompts`, nats per token; from memory, mostly."""
+        asked = int(self._remembered.get(f"{which}_asked", 0))
+        if asked % RENEW_BASE_EVERY == 0:
+            answers = self._scorer.generate(prompts, Mode.REFERENCE, max_tokens=self._config.probe_tokens)
+            self._remembered[which] = _mean_of(answers)
+        self._remembered[f"{which}_asked"] = asked + 1
+        return self._remembered[which]
 
     def _probe_samples(self, samples: Sequence[Sample], told: str) -> list[Sample]:
         """The batch's shortest different prompts that leave room for hints and an answer."""
@@ -150,7 +171,7 @@ class Gatekeeper:
         fitting = [
             sample
             for _, sample in sorted(by_prompt.items(), key=lambda item: (len(item[0]), item[0]))
-            if len(self._told_prompt(dataclasses.replace(sample, hint=told))) <= room
+            if len(self._prompt_told(sample, told)) <= room
         ]
         return fitting[: self._config.probes]
 

@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
 from openclaw_rl.serving.engines.factory import connect
-from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.engines.protocol import Engine, EngineCapabilities
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience, StoppedInOutage
-from openclaw_rl.supervision.process import LoopReporter, ending_at_once
+from openclaw_rl.supervision.process import LoopReporter, ending_at_once, give_way
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
 from openclaw_rl.training.plain_answers import plain_answers
-from openclaw_rl.training.publish import PUBLISH, EnginePublisher
+from openclaw_rl.training.publish import PAUSE_S, PUBLISH, EnginePublisher
 from openclaw_rl.training.teacher_setup import teacher_of, teacher_prompt
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import LoopName
 
 
 def run(config: Config, stop: threading.Event) -> None:
-    """The training process: one copy of the base, one adapter, until `stop` is set."""
+    """The training process: one copy of the base and an adapter (or, without LoRA, two), until `stop` is set."""
     _be_polite(config.training.threads, config.training.niceness)
     store = Store.open(config.store_path)
     try:
@@ -41,9 +43,15 @@ def run(config: Config, stop: threading.Event) -> None:
         with ending_at_once():
             if stop.is_set():  # a moment before
                 return
+            check_engine(config)
             renderer = Renderer(load_tokenizer(resolve_model(config.model)))
             trainer = load_trainer(config, renderer)
-        publisher = EnginePublisher(store, _connector(config), timeout_s=config.training.publish_timeout_s)
+        publisher = EnginePublisher(
+            store,
+            _connector(config),
+            timeout_s=config.training.publish_timeout_s,
+            pause_s=PAUSE_S if config.serving.on_update == "refuse" else 0.0,
+        )
         TrainingLoop(
             config=config,
             store=store,
@@ -69,20 +77,51 @@ def idle(reporter: LoopReporter, stop: threading.Event) -> None:
 
 
 def load_trainer(config: Config, renderer: Renderer | None = None) -> Trainer:
-    """The configured base model with a fresh adapter; `renderer`: the model's, where it is loaded already."""
+    """The configured base, with a fresh adapter or (without LoRA) a frozen copy beside it.
+
+    `renderer`: the model's, where it is loaded already.
+    """
     path = resolve_model(config.model)
     tokenizer = load_tokenizer(path)
+
+    def load() -> Any:
+        return load_causal_lm(path, config.dtype, config.model.device)
+
     renderer = renderer or Renderer(tokenizer)
     teacher = config.training.teacher
     return Trainer(
         config=config.training,
-        model=load_causal_lm(path, config.model.dtype, config.model.device),
+        model=load(),
+        reference=None if config.training.use_lora else load(),
+        tokenizer=tokenizer,
+        offload_to=config.run_dir.expanduser().resolve(),
         base_path=str(path),
         teacher_prompt=teacher_prompt(renderer, teacher),
         full_batch=config.rollout.batch_size,
         teacher=teacher_of(config, tokenizer),
         overlap_top_k=config.overlap_top_k,
     )
+
+
+def check_engine(config: Config) -> None:
+    """That the engine can load what this trainer makes.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+
+    async def asked() -> EngineCapabilities:
+        engine = connect(config)
+        try:
+            return engine.capabilities
+        finally:
+            await engine.close()
+
+    able = asyncio.run(asked())
+    if config.training.use_lora and not able.lora_versions:
+        raise ConfigError(f"engine.kind = {config.engine.kind} loads no adapters: set training.use_lora = false")
+    if not config.training.use_lora and not able.full_weights:
+        raise ConfigError(f"engine.kind = {config.engine.kind} loads no whole models: set training.use_lora = true")
 
 
 def _connector(config: Config) -> Callable[[], Engine]:
@@ -93,4 +132,4 @@ def _be_polite(threads: int, niceness: int) -> None:
     """Leave the machine to whoever is talking to the policy."""
     if threads:
         torch.set_num_threads(threads)
-    os.nice(niceness)
+    give_way(niceness)

@@ -1,4 +1,4 @@
-"""Metrics of committed steps in files for other programs: JSON lines, and TensorBoard's events.
+"""Metrics of committed steps in files for other programs: JSON lines, and TensorBoard's events. (W&B: `wandb_log`.)
 
 The record is the store. The files follow it: what of its steps is not yet in a file is appended, after each commit
 and at each start, so that every step is in it exactly once, also after a kill. A torn end is cut off first.
@@ -16,6 +16,7 @@ from typing import Protocol
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.training import event_file
+from openclaw_rl.training.wandb_log import WandbLog, load_wandb
 from openclaw_rl.types import StepRecord
 
 SECONDS = "seconds"
@@ -131,13 +132,27 @@ class MetricFile:
         self._end += len(data)
 
 
-def metric_files(config: Config) -> list[MetricFile]:
-    """The files that `training.log` names, as far as they were written."""
+class Follower(Protocol):
+    """What is brought up to date with the steps of a store."""
+
+    def follow(self, steps: Sequence[StepRecord], refused: Mapping[int, str | None]) -> int:
+        """Take those that it lacks, in their order; how many. `refused`: the reasons, by version."""
+        ...
+
+
+def metric_files(config: Config) -> list[Follower]:
+    """What `training.log` names, as far as it was written.
+
+    Raises:
+        ConfigError: `wandb` is named and not installed, or a file is another program's.
+    """
     places: dict[str, tuple[Path, Format]] = {
         "jsonl": (config.run_dir / "metrics.jsonl", JsonLines()),
         "tensorboard": (config.run_dir / "tensorboard" / "events.out.tfevents.0.openclaw-rl", Events()),
     }
-    return [MetricFile(*places[kind]) for kind in dict.fromkeys(config.training.log)]
+    kinds = dict.fromkeys(config.training.log)
+    files: list[Follower] = [MetricFile(*places[kind]) for kind in kinds if kind in places]
+    return [*files, WandbLog(config, load_wandb())] if "wandb" in kinds else files
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

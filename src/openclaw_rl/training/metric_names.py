@@ -52,6 +52,7 @@ METRICS = _metrics(
     ("kl_to_last", "nats per token", "exact KL to the weights before the step"),
     ("entropy_after", "nats per token", "of the policy, after the step"),
     ("nats_below_told_base", "nats per token", "how far the new answers lie below the told base's, under that base"),
+    ("nats_below_base", "nats per token", "the same where no hint says what is wished for: below the base, untold"),
     ("probe_drop", "nats per token", "how much less likely known good answers are than under the base"),
     ("probe_repetition", "share", "of the probe answers' 4-grams that had been there before"),
     ("probe_tokens", "tokens", "mean length of the probe answers"),

@@ -43,9 +43,10 @@ class StepContext:
     ones: in the first the student still is its old self).
 
     `reward_advantage` [N]: of each token's answer, 0 where it has no reward. `mean_log_ratio` [N]: of each token's
-    answer, filled in before its gradient where the loss has one ratio for each answer (`fill_mean_log_ratio`).
-    `teacher_distribution` turns the teacher's rows into log-probabilities where that is not the student's own head
-    (another model as the teacher). `given`: a custom loss, which takes the place of every other term.
+    answer, filled in before its gradient where the loss has one ratio for each answer (`fill_mean_log_ratio`). The
+    three distributions turn the rows of teacher, reference and old student into log-probabilities where that is not
+    the student's present head: another model is the teacher, or the head learns. `given`: a custom loss, which takes
+    the place of every other term.
     """
 
     batch: TrainBatch
@@ -56,6 +57,8 @@ class StepContext:
     mean_log_ratio: Tensor
     given: Given | None = None
     teacher_distribution: Distribution | None = None
+    reference_distribution: Distribution | None = None
+    old_distribution: Distribution | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +126,8 @@ def loss_terms(
     statistics = _statistics(piece, ratio.detach(), advantage, config)
     nothing = kl = torch.zeros_like(piece.sampled)
     if context.reference is not None:
-        kl, exact = _kl(piece, distribution(context.reference[flat], piece.temperature), config)
+        by = context.reference_distribution or distribution
+        kl, exact = _kl(piece, by(context.reference[flat], piece.temperature), config)
         statistics["kl"] = exact.detach()
     if context.given is not None:
         policy = _given_terms(piece, context, context.given)
@@ -149,7 +153,7 @@ def token_advantages(
         assert context.reference is not None
         piece = _piece(student, flat, context, distribution, config, first=True)
         opd, _ = _distillation(piece, context, distribution, config, first=True)
-        reference = distribution(context.reference[flat], piece.temperature)
+        reference = (context.reference_distribution or distribution)(context.reference[flat], piece.temperature)
         teacher = torch.full_like(piece.sampled, float("nan"))
         hinted = context.batch.hint_mask[flat].nonzero().squeeze(-1)
         if hinted.numel():
@@ -227,11 +231,12 @@ def _piece(
     old = engine = batch.old[flat]
     correction = torch.ones_like(old)
     missing = engine.isnan()
+    by = context.old_distribution or distribution
     if bool(missing.any()):  # reconstructed: the old policy is the student before the step
-        before = student.detach() if first else distribution(context.old[flat], temperature)
+        before = student.detach() if first else by(context.old[flat], temperature)
         old = engine = torch.where(missing, chosen_logprobs(before, targets, kept), engine)
     if config.corrects_mismatch:
-        before = student if first else distribution(context.old[flat], temperature)
+        before = student if first else by(context.old[flat], temperature)
         old = sampled.detach() if first else chosen_logprobs(before, targets, kept)
         correction = losses.mismatch_weight(
             old, engine, cap=config.tis_cap, low=config.icepop_low, high=config.icepop_high
@@ -265,7 +270,8 @@ def _distillation(
         opd[hinted] = advantages.opd_token_advantage(chosen, piece.old[hinted], config.opd_clip)
         return opd, term
     own = piece.student[hinted]
-    before = own.detach() if first else distribution(context.old[where], temperature)
+    by = context.old_distribution or distribution
+    before = own.detach() if first else by(context.old[where], temperature)
     support = advantages.opd_topk_advantage(before, teacher, config.opd_top_k, config.opd_clip)
     entries = losses.topk_policy_loss(
         advantages.on_support(own, support.ids),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.policy_files import ADAPTER_DIR, CorruptPolicy, adapter_dir
+from openclaw_rl.policy_files import ADAPTER_DIR, CorruptPolicy, WeightsKind, weights_of
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import STATE_FILE, load_checkpoint, save_checkpoint
 from openclaw_rl.training.trainer import Trainer, TrainerState
@@ -67,6 +67,13 @@ def _fitting(source: Path, trainer: Trainer) -> TrainerState:
         state = load_checkpoint(source)
     except CorruptPolicy as error:
         raise ConfigError(f"{OPTION}: {source} is no whole checkpoint: {error}") from error
+    if state.kind is WeightsKind.LORA and trainer.config.use_lora:
+        _check_adapter(source, trainer)
+    return state
+
+
+def _check_adapter(source: Path, trainer: Trainer) -> None:
+    """That an adapter's scale and base are this run's."""
     theirs = json.loads((source / ADAPTER_DIR / "adapter_config.json").read_text(encoding="utf-8"))
     alpha = trainer.config.lora.alpha
     if theirs["lora_alpha"] != alpha:
@@ -78,7 +85,6 @@ def _fitting(source: Path, trainer: Trainer) -> TrainerState:
         log.warning(
             "%s was trained over %s, and here the base is %s", source, theirs["base_model_name_or_path"], own_base
         )
-    return state
 
 
 def _rows(source: Path, checkpoint: Path, seconds: float) -> tuple[StepRecord, PolicyVersion]:
@@ -96,7 +102,7 @@ def _rows(source: Path, checkpoint: Path, seconds: float) -> tuple[StepRecord, P
     version = PolicyVersion(
         version=FIRST,
         state=VersionState.CANDIDATE,
-        path=str(adapter_dir(checkpoint)),
+        path=str(weights_of(checkpoint).directory),
         step=FIRST,
         created_at=now,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -24,6 +25,8 @@ PUBLISH = "publish"
 """The name of its spans."""
 RETRY_INTERVAL_S = 0.2
 HEARTBEAT_S = 0.5
+PAUSE_S = 0.2
+"""With `serving.on_update = "refuse"`: several times as long as the gateway takes to notice a publication."""
 
 
 class PublishError(Exception):
@@ -50,15 +53,22 @@ class Publisher(Protocol):
 class EnginePublisher:
     """Publishes through the engine protocol: load under the version's own name, then serve it."""
 
-    def __init__(self, store: Store, connect: Callable[[], Engine], *, timeout_s: float) -> None:
-        """`connect` makes a fresh engine adapter; each publication uses one and closes it."""
+    def __init__(
+        self, store: Store, connect: Callable[[], Engine], *, timeout_s: float, pause_s: float = 0.0
+    ) -> None:
+        """`connect` makes a fresh engine adapter; each publication uses one and closes it.
+
+        `pause_s`: how long a publication waits for the gateway to turn everybody away (`serving.on_update`).
+        """
         self._store = store
         self._connect = connect
         self._timeout_s = timeout_s
+        self._pause_s = pause_s
 
     def publish(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
         """Load `version` in the engine, retrying until the timeout, and make it the one that serves."""
         with self._store.status.span(PUBLISH, version=version.version):
+            time.sleep(self._pause_s)
             asyncio.run(self._load(version, heartbeat))
             try:
                 self._store.versions.serve(version.version)

@@ -8,6 +8,7 @@ comparison of rewards (`advantages.reward_advantages`, which is plain Python).
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,11 +30,13 @@ def reference_loss(
     teacher_prompt: TeacherPrompt,
     averages: dict[str, float],
     before: Any = None,
+    base: Any = None,
 ) -> dict[str, Tensor]:
-    """The loss of a batch under `model` (a PEFT causal LM) and its weighted terms; differentiable, scalars.
+    """The loss of a batch under `model` (a causal LM) and its weighted terms; differentiable, scalars.
 
-    `before` is the model with the weights before the step; None in the first pass, where that is `model`. `averages`
-    are the moving averages of rewards before the batch.
+    `base` is the frozen model that KL is taken to; None: `model`, a PEFT model, with its adapter off. `before` is the
+    model with the weights before the step; None in the first pass, where that is `model`. `averages` are the moving
+    averages of rewards before the batch.
     """
     loss, old_model = config.loss, model if before is None else before
     advantage_of = _answer_advantages(samples, config, averages)
@@ -44,7 +47,7 @@ def reference_loss(
     terms = {"policy": zero, "opd": zero, "kl": zero, "entropy": zero, "retry": zero}
     for i in acting:
         prompt = teacher_prompt(samples[i]) if hinted[i] else None
-        per_token = _answer(samples[i], advantage_of[i], prompt, model, old_model, config)
+        per_token = _answer(samples[i], advantage_of[i], prompt, (model, old_model, base), config)
         length = len(samples[i].tokens.response_ids)
         weight = 1 / tokens if loss.reduction == "tokens" else 1 / len(acting) / length
         for name, values in per_token.items():
@@ -72,19 +75,19 @@ def _answer(
     sample: Sample,
     reward: float | None,
     hinted: Sequence[int] | None,
-    model: Any,
-    before: Any,
+    models: tuple[Any, Any, Any],
     config: TrainingConfig,
 ) -> dict[str, Tensor]:
-    """The terms of one answer's R tokens, each [R]."""
+    """The terms of one answer's R tokens, each [R]. `models`: now, before, and base."""
+    model, before, frozen = models
     loss, prompt = config.loss, sample.tokens.prompt_ids
     response, temperature = sample.tokens.response_ids, sample.sampling.temperature
     student = _distribution(model, prompt, response, temperature)
     with torch.no_grad():
         old_student = _distribution(before, prompt, response, temperature)
         teacher = None if hinted is None else _distribution(before, hinted, response, temperature)
-        with model.disable_adapter():
-            base = _distribution(model, prompt, response, temperature)
+        with model.disable_adapter() if frozen is None else contextlib.nullcontext():
+            base = _distribution(model if frozen is None else frozen, prompt, response, temperature)
     log_pi, engine = _chosen(student, sample), torch.tensor(sample.logprobs)
     log_old, correction = engine, torch.ones_like(engine)
     if loss.tis_cap is not None or loss.icepop_low is not None:

@@ -1,21 +1,23 @@
 """The one scorer: student, teacher and reference are one model, read three ways, with one set of numerics.
 
-The student is the adapter with gradients, the teacher the same adapter reading the hint, the reference the adapter
-switched off. No second copy of the model exists. The scorer stops at the *hidden states* that predict response
-tokens ([R, H]: small enough to keep for a whole step) and turns them into distributions over the vocabulary ([R, V]:
-large) only a piece at a time, when and where somebody needs one.
+The student is the policy with gradients, the teacher the same policy reading the hint, the reference the policy with
+its adapter off: no second copy of the model exists. Only where all weights learn, the reference is a frozen copy, and
+a step keeps the output head that it began with, because the head learns too. The scorer stops at the *hidden states*
+that predict response tokens ([R, H]: small enough to keep for a whole step) and turns them into distributions over
+the vocabulary ([R, V]: large) only a piece at a time, when and where somebody needs one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 from transformers import GenerationConfig
 
@@ -31,7 +33,7 @@ APART_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-
 
 
 class Mode(StrEnum):
-    """Who reads. STUDENT keeps gradients; TEACHER is the live adapter, under whatever prompt it is given."""
+    """Who reads. STUDENT keeps gradients; TEACHER is the live policy, under whatever prompt it is given."""
 
     STUDENT = "student"
     TEACHER = "teacher"
@@ -72,15 +74,27 @@ def _as_list(tokens: int | list[int] | None) -> list[int]:
     return [tokens] if isinstance(tokens, int) else list(tokens)
 
 
+def _plain(model: Any) -> Any:
+    """The causal LM itself, without PEFT around it."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _through(head: Tensor, hidden: Tensor, temperature: Tensor) -> Tensor:
+    warm = hidden / temperature.unsqueeze(-1).to(hidden.dtype)
+    return torch.log_softmax(nn.functional.linear(warm, head).float(), dim=-1)
+
+
 def _nothing() -> None:
     """The progress callback of whoever does not want one."""
 
 
 class Scorer:
-    """Scores with a PEFT model whose output head no adapter touches.
+    """Scores with a causal LM; where that is a PEFT model, no adapter touches its output head.
 
-    The model's attention is set to the one of `attention`, so that rows can lie end to end. A model that mixes them
-    all the same (one that does not let its attention be chosen, or that carries a state along) reads one at a time.
+    `reference`: the frozen model that is the reference. None: a PEFT model with its adapter off; any other model then
+    has no other reference than itself. The model's attention is set to the one of `attention`, so that rows can lie
+    end to end. A model that mixes them all the same (one that does not let its attention be chosen, or that carries a
+    state along) reads one at a time.
 
     Raises:
         ConfigError: where the model does something between its last hidden state and its logits that the scorer would
@@ -88,17 +102,21 @@ class Scorer:
             once, on tiny inputs.
     """
 
-    def __init__(self, model: Any, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, model: Any, *, reference: Any = None, gradient_checkpointing: bool = False) -> None:
         self.model = model
-        causal = model.get_base_model()
+        self._reference = reference
+        causal = _plain(model)
         self._trunk: nn.Module = causal.get_decoder()
-        self._head: nn.Module = causal.get_output_embeddings()
+        self._head: Any = causal.get_output_embeddings()
+        self._held_head: Tensor | None = None
         self._width = int(causal.config.hidden_size)
         self.head_size = int(self._head.weight.shape[0])
         self.device: torch.device = causal.device
         self._rows_per_pack: int | None = None
         self._check_head()
         causal.set_attn_implementation(ATTENTION)
+        if reference is not None:
+            reference.set_attn_implementation(ATTENTION)
         if gradient_checkpointing:
             causal.activation_checkpointing_enable({"use_reentrant": False})
         if not self._keeps_rows_apart(APART_TOLERANCE[causal.dtype]):
@@ -111,10 +129,9 @@ class Scorer:
 
     def hidden(self, pack: Pack, mode: Mode) -> Tensor:
         """The hidden states that predict a pack's response tokens: [R, H], in the order of `pack.flat`."""
-        adapter = self.model.disable_adapter() if mode is Mode.REFERENCE else contextlib.nullcontext()
         self.model.train(mode is Mode.STUDENT)
-        with adapter, torch.set_grad_enabled(mode is Mode.STUDENT):
-            states: Tensor = self._trunk(
+        with self._reading(mode) as causal, torch.set_grad_enabled(mode is Mode.STUDENT):
+            states: Tensor = causal.get_decoder()(
                 input_ids=pack.input_ids,
                 position_ids=pack.position_ids,
                 row_lengths=pack.row_lengths,
@@ -122,13 +139,44 @@ class Scorer:
             ).last_hidden_state
             return states[0, pack.positions]
 
+    @contextlib.contextmanager
+    def _reading(self, mode: Mode) -> Iterator[Any]:
+        """The causal LM that reads in this mode."""
+        if mode is Mode.REFERENCE and self._reference is not None:
+            yield self._reference
+        elif mode is Mode.REFERENCE and isinstance(self.model, PeftModel):
+            with self.model.disable_adapter():
+                yield _plain(self.model)
+        else:
+            yield _plain(self.model)
+
     def log_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
         """Log-probabilities over the vocabulary, [R, V] float32, at `temperature` [R]; gradients follow `hidden`.
 
-        The head is linear, so dividing what goes in is dividing what comes out, a hundred times cheaper.
+        By the head as it is now: for hidden states of the present weights. The head is linear, so dividing what goes
+        in is dividing what comes out, a hundred times cheaper.
         """
-        warm = hidden / temperature.unsqueeze(-1).to(hidden.dtype)
-        return torch.log_softmax(self._head(warm).float(), dim=-1)
+        return _through(self._head.weight, hidden, temperature)
+
+    @torch.no_grad()
+    def reference_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
+        """The same for the reference's hidden states, by the reference's head, without gradients."""
+        head = self._head if self._reference is None else self._reference.get_output_embeddings()
+        return _through(head.weight, hidden, temperature)
+
+    @torch.no_grad()
+    def held_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
+        """The same for hidden states from before the step, by the head that was held then; without gradients."""
+        return _through(self._head.weight if self._held_head is None else self._held_head, hidden, temperature)
+
+    def hold_head(self) -> None:
+        """Keep the head as it is now, if it learns, until `release_head`: a step keeps hidden states, not logits."""
+        weight = self._head.weight
+        self._held_head = weight.detach().clone() if weight.requires_grad else None
+
+    def release_head(self) -> None:
+        """The step is over: from now on `held_distribution` goes by the present head."""
+        self._held_head = None
 
     def empty_row(self, length: int) -> Tensor:
         """A flat row of hidden states, [length, H], all 0."""
@@ -168,7 +216,8 @@ class Scorer:
         with torch.set_grad_enabled(mode is Mode.STUDENT):
             hidden = self.hidden(pack, mode)
             warmth = torch.full((hidden.shape[0],), temperature, device=self.device)
-            distribution = self.log_distribution(hidden, warmth).cpu()
+            by = self.reference_distribution if mode is Mode.REFERENCE else self.log_distribution
+            distribution = by(hidden, warmth).cpu()
             targets = torch.tensor(sequence.response_ids)
             top = distribution.topk(top_k, dim=-1) if top_k else None
             return Scores(
@@ -180,11 +229,10 @@ class Scorer:
 
     def generate(self, prompts: Sequence[Sequence[int]], mode: Mode, *, max_tokens: int) -> list[Generated]:
         """Greedy answers to all prompts, in one padded batch by Transformers' own `generate`; without gradients."""
-        causal = self.model.get_base_model()
         width = max(map(len, prompts))
         ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts], device=self.device)
         seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=self.device)
-        ends = _as_list(causal.generation_config.eos_token_id)
+        ends = _as_list(_plain(self.model).generation_config.eos_token_id)
         settings = GenerationConfig(
             do_sample=False,
             max_new_tokens=max_tokens,
@@ -193,14 +241,13 @@ class Scorer:
             return_dict_in_generate=True,
             output_logits=True,
         )
-        adapter = self.model.disable_adapter() if mode is Mode.REFERENCE else contextlib.nullcontext()
         self.model.eval()
-        causal.set_attn_implementation("sdpa")  # padded rows and a cache are not what packed rows are read with
-        try:
-            with adapter, torch.no_grad():
-                made = self.model.generate(input_ids=ids, attention_mask=seen, generation_config=settings)
-        finally:
-            causal.set_attn_implementation(ATTENTION)
+        with self._reading(mode) as causal, torch.no_grad():
+            causal.set_attn_implementation("sdpa")  # padded rows and a cache are not what packed rows are read with
+            try:
+                made = causal.generate(input_ids=ids, attention_mask=seen, generation_config=settings)
+            finally:
+                causal.set_attn_implementation(ATTENTION)
         logprobs = torch.stack([logits.float().log_softmax(-1) for logits in made.logits], dim=1)
         drawn = made.sequences[:, width:]
         chosen = logprobs.gather(-1, drawn.unsqueeze(-1)).squeeze(-1)

@@ -1,8 +1,8 @@
 """Who reads the hint: the live policy, one frozen version, a moving average of adapters, or another model.
 
 All are read by the one scorer, at the student's response ids and temperature. The first three are the policy's own
-model wearing some adapter, so that student and teacher share one set of numerics and no second copy exists; another
-model is a second copy, and has to have the policy's vocabulary, token for token.
+model wearing some adapter, so that student and teacher share one set of numerics and no second copy exists. Those
+that are models of their own are in `teacher_models`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from openclaw_rl.training.scorer import Mode, Scorer
 from openclaw_rl.types import BASE_VERSION
 
 Weights = Mapping[str, Tensor]
-"""An adapter by PEFT's names, as checkpoints hold it."""
+"""What a policy learned, by name, as checkpoints hold it: an adapter or a whole model."""
 
 
 class Teacher(Protocol):
@@ -46,7 +46,7 @@ class Teacher(Protocol):
         ...
 
     def follow(self, adapter: Weights) -> None:
-        """The policy took a step and has this adapter now."""
+        """The policy took a step and has these weights now."""
         ...
 
     def state(self) -> dict[str, Tensor] | None:
@@ -54,7 +54,7 @@ class Teacher(Protocol):
         ...
 
     def restore(self, state: Weights | None, adapter: Weights) -> None:
-        """Be what `state` was; without one, begin at the policy's `adapter`."""
+        """Be what `state` was; without one, begin at the policy's weights `adapter`."""
         ...
 
 
@@ -83,12 +83,12 @@ class LiveTeacher:
     def read(
         self, sequences: Sequence[TokenSequence], *, length: int, max_tokens: int, progress: Callable[[], None]
     ) -> Tensor:
-        """Hidden states of this adapter."""
+        """Hidden states of the policy."""
         return self._scorer.hidden_row(sequences, self.mode, length=length, max_tokens=max_tokens, progress=progress)
 
     def log_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
-        """Through the policy's own head, which no adapter touches."""
-        return self._scorer.log_distribution(hidden, temperature)
+        """Through the policy's own head, as it was when the step began."""
+        return self._scorer.held_distribution(hidden, temperature)
 
     def follow(self, adapter: Weights) -> None:
         """It is the policy, and has followed already."""
@@ -102,13 +102,17 @@ class LiveTeacher:
 
 
 class BaseTeacher(LiveTeacher):
-    """The base: the policy's model with its adapter off."""
+    """The base: the scorer's reference."""
 
     mode = Mode.REFERENCE
 
     def name(self, version: int) -> str:
         """Always the base."""
         return version_name(BASE_VERSION)
+
+    def log_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
+        """Through the base's head."""
+        return self._scorer.reference_distribution(hidden, temperature)
 
 
 class FrozenTeacher(LiveTeacher):
@@ -168,65 +172,6 @@ class AverageTeacher(LiveTeacher):
         chosen = adapter if state is None else state
         for name, tensor in self._average.items():
             tensor.copy_(chosen[name])
-
-
-class ModelTeacher:
-    """Another model with the policy's vocabulary, read by a scorer of its own."""
-
-    def __init__(self, model: Any, *, name: str) -> None:
-        """`model`: a causal LM; `name`: what records call it."""
-        self._scorer = Scorer(_WithoutAdapter(model))
-        self._name = name
-        self.head_size = self._scorer.head_size
-        self.context_length: int | None = int(model.config.max_position_embeddings)
-
-    def name(self, version: int) -> str:
-        """The model's name, whatever the policy is."""
-        return f"model:{self._name}"
-
-    def read(
-        self, sequences: Sequence[TokenSequence], *, length: int, max_tokens: int, progress: Callable[[], None]
-    ) -> Tensor:
-        """Hidden states of that model, of its own width."""
-        return self._scorer.hidden_row(
-            sequences, Mode.REFERENCE, length=length, max_tokens=max_tokens, progress=progress
-        )
-
-    def log_distribution(self, hidden: Tensor, temperature: Tensor) -> Tensor:
-        """Through that model's own head."""
-        return self._scorer.log_distribution(hidden, temperature)
-
-    def follow(self, adapter: Weights) -> None:
-        """It follows nobody."""
-
-    def state(self) -> dict[str, Tensor] | None:
-        """Its weights lie elsewhere."""
-        return None
-
-    def restore(self, state: Weights | None, adapter: Weights) -> None:
-        """Nothing changed."""
-
-
-class _WithoutAdapter:
-    """A plain causal LM in the form in which the scorer reads a PEFT model."""
-
-    def __init__(self, model: Any) -> None:
-        self._model = model.requires_grad_(False)
-
-    def get_base_model(self) -> Any:
-        return self._model
-
-    def disable_adapter(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
-
-    def train(self, mode: bool = True) -> None:
-        self._model.train(mode)
-
-    def eval(self) -> None:
-        self._model.eval()
-
-    def __call__(self, **inputs: Any) -> Any:
-        return self._model(**inputs)
 
 
 @contextlib.contextmanager

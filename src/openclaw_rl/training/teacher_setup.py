@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-from safetensors.torch import load_file
 
 from openclaw_rl.config import Config, TeacherConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.judging.hints import insert_hint
 from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
-from openclaw_rl.policy_files import ADAPTER_DIR, CorruptPolicy, verify_manifest
+from openclaw_rl.policy_files import CorruptPolicy, Weights, WeightsKind, verify_manifest, weights_of
 from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
 from openclaw_rl.serving.engines.rendering import Renderer
-from openclaw_rl.training.checkpoint import WEIGHTS_FILE, checkpoint_path
+from openclaw_rl.training.checkpoint import checkpoint_path
+from openclaw_rl.training.learned import read_weights
 from openclaw_rl.training.scorer import Scorer
 from openclaw_rl.training.teacher import (
     AverageTeacher,
     BaseTeacher,
     FrozenTeacher,
     LiveTeacher,
-    ModelTeacher,
     Teacher,
     TeacherOf,
-    Weights,
     vocabulary_difference,
 )
+from openclaw_rl.training.teacher_models import AverageModelTeacher, FrozenModelTeacher, ModelTeacher
 from openclaw_rl.training.trainer import TeacherPrompt
 from openclaw_rl.types import BASE_VERSION, Sample
 
@@ -50,7 +47,9 @@ def teacher_of(config: Config, tokenizer: Any) -> TeacherOf:
             return LiveTeacher
         case "average":
             decay = DEFAULT_DECAY if teacher.decay is None else teacher.decay
-            return lambda scorer: AverageTeacher(scorer, decay=decay)
+            if config.training.use_lora:
+                return lambda scorer: AverageTeacher(scorer, decay=decay)
+            return lambda scorer: AverageModelTeacher(scorer.model, decay=decay)
         case "model":
             other = _other_model(config, tokenizer)
             return lambda scorer: _checked(other, scorer, teacher)
@@ -58,7 +57,11 @@ def teacher_of(config: Config, tokenizer: Any) -> TeacherOf:
             version = teacher.version or BASE_VERSION
             if version == BASE_VERSION:
                 return BaseTeacher
-            weights = _weights_of(config.checkpoints_dir, version)
+            found = _checkpointed(config, version)
+            if found.kind is WeightsKind.FULL:
+                frozen = load_causal_lm(found.directory, config.dtype, config.model.device)
+                return lambda scorer: FrozenModelTeacher(frozen, version=version)
+            _, weights = read_weights(found.directory)
             return lambda scorer: FrozenTeacher(scorer, weights=weights, version=version)
 
 
@@ -87,18 +90,23 @@ def teacher_prompt(renderer: Renderer, teacher: TeacherConfig | None = None) -> 
     return prompt
 
 
-def _weights_of(checkpoints: Path, version: int) -> Weights:
-    directory = checkpoint_path(checkpoints, version) / ADAPTER_DIR
+def _checkpointed(config: Config, version: int) -> Weights:
+    """The files of a version of this run, checked, and that they are of what this run trains."""
+    checkpoints, option = config.checkpoints_dir, f"training.teacher.version = {version}"
+    directory = checkpoint_path(checkpoints, version)
     if not directory.is_dir():
         known = sorted(path.name for path in checkpoints.glob("step-*")) if checkpoints.is_dir() else []
         there = f"there are {', '.join(known)}" if known else "there is none yet"
-        raise ConfigError(f"training.teacher.version = {version} has no checkpoint in {checkpoints}: {there}")
+        raise ConfigError(f"{option} has no checkpoint in {checkpoints}: {there}")
     try:
-        verify_manifest(directory)
+        found = weights_of(directory)
+        verify_manifest(found.directory)
     except CorruptPolicy as error:
-        raise ConfigError(f"training.teacher.version = {version} cannot be read: {error}") from error
-    weights: Weights = load_file(directory / WEIGHTS_FILE)
-    return weights
+        raise ConfigError(f"{option} cannot be read: {error}") from error
+    if (found.kind is WeightsKind.LORA) is not config.training.use_lora:
+        own = str(config.training.use_lora).lower()
+        raise ConfigError(f"{option} holds a {found.kind} policy, and training.use_lora = {own}")
+    return found
 
 
 def _other_model(config: Config, tokenizer: Any) -> ModelTeacher:
@@ -110,7 +118,7 @@ def _other_model(config: Config, tokenizer: Any) -> ModelTeacher:
     difference = vocabulary_difference(tokenizer.get_vocab(), load_tokenizer(path).get_vocab())
     if difference is not None:
         raise ConfigError(f"training.teacher.path = {named!r} has another vocabulary than the policy: {difference}")
-    model = load_causal_lm(path, config.model.dtype, config.model.device)
+    model = load_causal_lm(path, config.dtype, config.model.device)
     return ModelTeacher(model, name=path.name)
 
 

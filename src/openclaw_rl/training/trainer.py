@@ -1,25 +1,25 @@
-"""One optimiser step: samples in, a changed adapter and its measurements out.
+"""One optimiser step: samples in, changed weights and their measurements out.
 
 The trainer knows no store, no engine and no clock but its own; `loop` gives it samples and keeps what it makes.
 """
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 
 from openclaw_rl.config import TrainingConfig
 from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.training import gate
 from openclaw_rl.training.advantages import Compared, reward_advantages, rewarded
 from openclaw_rl.training.batch import TokenSequence, TrainBatch, build_batch
@@ -27,7 +27,9 @@ from openclaw_rl.training.custom_loss import CustomLoss
 from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
 from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.hint_choice import HintChooser
+from openclaw_rl.training.learned import Learned, LearnedAdapter, LearnedModel, on_cpu
 from openclaw_rl.training.meter import Meter
+from openclaw_rl.training.moments import adam
 from openclaw_rl.training.objective import StepContext
 from openclaw_rl.training.schedule import lr_share
 from openclaw_rl.training.scorer import Mode, Scorer
@@ -62,22 +64,25 @@ class StepOutcome:
 class TrainerState:
     """All that a step changes: what a checkpoint holds and what a refused step goes back to.
 
-    `step` counts committed steps, and is also the version of the adapter that they made. `averages`: the moving
-    averages of rewards, by the key that each belongs to. `teacher` is what the teacher keeps of its own (an
-    average), None where that is nothing.
+    `step` counts committed steps, and is also the version of the weights that they made. `averages`: the moving
+    averages of rewards, by the key that each belongs to. `weights` are of `kind`: an adapter's, or a whole model's.
+    `teacher` is what the teacher keeps of its own (an average), None where that is nothing. `gate` is what the
+    gatekeeper remembers from step to step.
     """
 
     step: int
     averages: dict[str, float]
-    adapter: dict[str, Tensor]
+    weights: dict[str, Tensor]
     optimizer: dict[str, Any]
     rng: Tensor
     trained: tuple[str, ...] = field(default=())
     teacher: dict[str, Tensor] | None = None
+    gate: dict[str, float] = field(default_factory=dict)
+    kind: WeightsKind = WeightsKind.LORA
 
 
 class Trainer:
-    """A model with a LoRA adapter, its optimiser, and the step.
+    """A model that learns (its LoRA adapter, or all of it), its optimiser, and the step.
 
     It seeds and uses the process's global random numbers: a trainer is alone in its process.
     """
@@ -92,13 +97,18 @@ class Trainer:
         full_batch: int | None = None,
         teacher: TeacherOf = LiveTeacher,
         overlap_top_k: int = 0,
+        reference: Any = None,
+        tokenizer: Any = None,
+        offload_to: Path | None = None,
     ) -> None:
-        """Freeze `model`, a causal LM, and put a fresh adapter on it.
+        """With `config.use_lora` freeze `model`, a causal LM, and put a fresh adapter on it; else train all of it.
 
         `base_path`: where the model lies, recorded in the adapter. `full_batch`: how many samples `config.lr` is
         meant for; fewer take a proportionally smaller step, because Adam's does not shrink with its evidence.
         `teacher` makes who reads the hints; `overlap_top_k`: by how many likeliest tokens a hint is chosen among
-        several, 0 for the first.
+        several, 0 for the first. Without LoRA, `reference` is a second copy of the base, and `tokenizer` what
+        checkpoints hold beside the weights. `offload_to`: the directory for the optimiser's state on a CPU, where
+        the configuration has it offloaded.
 
         Raises:
             ConfigError: the model has no such modules as the configuration's, or is one that the scorer cannot read.
@@ -109,9 +119,15 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.context_length = int(model.config.max_position_embeddings)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        self.model = _with_adapter(model, config)
-        self.model.peft_config["default"].base_model_name_or_path = base_path
-        self.scorer = Scorer(self.model, gradient_checkpointing=config.gradient_checkpointing)
+        self.learned: Learned = (
+            LearnedAdapter(model, config.lora, base_path=base_path)
+            if config.use_lora
+            else LearnedModel(model, reference, tokenizer=tokenizer)
+        )
+        self.model = self.learned.model
+        self.scorer = Scorer(
+            self.model, reference=self.learned.reference, gradient_checkpointing=config.gradient_checkpointing
+        )
         path = config.custom_loss_function_path
         self._custom = None if path is None else CustomLoss.load(path, config.loss)
         self._gatekeeper = Gatekeeper(
@@ -121,7 +137,13 @@ class Trainer:
             context_length=self.context_length,
         )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(self._parameters, **self._optimizer_settings())
+        self._optimizer = adam(
+            self._parameters,
+            self._optimizer_settings(),
+            device=self.scorer.device,
+            offload=config.offload_optimizer_state,
+            directory=offload_to,
+        )
         self.teacher = teacher(self.scorer)
         self._chooser = HintChooser(
             prompt=teacher_prompt,
@@ -135,21 +157,42 @@ class Trainer:
         self.averages: dict[str, float] = {}
         self.weights_version = 0
         self._trained: tuple[str, ...] = ()
+        self._first_rng = torch.get_rng_state()
 
     # --- state ---------------------------------------------------------------------------------------------
 
-    def state(self) -> TrainerState:
-        """A copy of everything a step changes, on the CPU wherever the model is."""
-        adapter = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+    def state(self, *, copied: bool = True) -> TrainerState:
+        """Everything a step changes, on the CPU wherever the model is.
+
+        Not `copied`: what lies on the CPU already is the trainer's own, to be written before anything changes it.
+        """
         return TrainerState(
             step=self.step_number,
             averages=dict(self.averages),
-            adapter=_copy_on_cpu(adapter),
-            optimizer=_copy_on_cpu(self._optimizer.state_dict()),
+            kind=self.learned.kind,
+            weights=on_cpu(self.learned.tensors(), copied=copied),
+            optimizer=on_cpu(self._optimizer.state_dict(), copied=copied),
             rng=torch.get_rng_state(),
             trained=self._trained,
             teacher=self.teacher.state(),
+            gate=self._gatekeeper.state(),
         )
+
+    def fresh(self) -> TrainerState:
+        """The state before the first step."""
+        return TrainerState(
+            step=0,
+            averages={},
+            kind=self.learned.kind,
+            weights=self.learned.initial(),
+            optimizer={"state": {}, "param_groups": self._optimizer.state_dict()["param_groups"]},
+            rng=self._first_rng,
+        )
+
+    def rest(self) -> None:
+        """Free what only a step needs: the gradients, and the optimiser's state where it is offloaded."""
+        self._optimizer.zero_grad()
+        self._optimizer.rest()
 
     def restore(self, state: TrainerState, *, weights_version: int | None = None) -> None:
         """Be what `state` was; the configuration's learning rate and decay stay in force.
@@ -157,20 +200,28 @@ class Trainer:
         `weights_version`: the version that these weights are, where it is not the last step's.
 
         Raises:
-            ConfigError: where the adapter is of another shape than the configuration's.
+            ConfigError: where the weights are of another kind or shape than the configuration's.
         """
-        own = get_peft_model_state_dict(self.model, save_embedding_layers=False)
-        shapes = {name: tensor.shape for name, tensor in own.items()}
-        if shapes != {name: tensor.shape for name, tensor in state.adapter.items()}:
-            raise ConfigError("training.lora differs from that of the checkpoint to resume from")
-        set_peft_model_state_dict(self.model, state.adapter)
-        self._optimizer.load_state_dict(copy.deepcopy(state.optimizer))
+        self._check_kind(state.kind)
+        self.learned.put(state.weights)
+        self._optimizer.load_state_dict(state.optimizer)
         for group in self._optimizer.param_groups:
             group.update(self._optimizer_settings())
         torch.set_rng_state(state.rng)
         self.step_number, self.averages, self._trained = state.step, dict(state.averages), state.trained
         self.weights_version = state.step if weights_version is None else weights_version
-        self.teacher.restore(state.teacher, state.adapter)
+        self.teacher.restore(state.teacher, state.weights)
+        self._gatekeeper.restore(state.gate)
+
+    def _check_kind(self, found: WeightsKind) -> None:
+        if found is self.learned.kind:
+            return
+        own, other = str(self.config.use_lora).lower(), str(not self.config.use_lora).lower()
+        held = "a LoRA adapter" if found is WeightsKind.LORA else "a whole model"
+        raise ConfigError(
+            f"training.use_lora = {own}, and the checkpoint to resume from holds {held}: set training.use_lora = "
+            f"{other}, or begin anew with another --run-dir"
+        )
 
     def _optimizer_settings(self) -> dict[str, Any]:
         config = self.config
@@ -212,7 +263,9 @@ class Trainer:
         the gate reads the new weights with (`gatekeeper`).
         """
         started = time.monotonic()
-        before = self.state()
+        # A single pass changes no weights before it is known that it came to something.
+        before = self.state() if self.config.epochs_per_batch > 1 else None
+        rng, number = torch.get_rng_state(), self.step_number
         scored_by = self.teacher.name(self.weights_version)
         choice = self._chooser.choose(samples, lambda: progress("choosing among hints"))
         batch = build_batch(choice.samples, self.config.method, self.config.loss, self.scorer.device)
@@ -222,9 +275,11 @@ class Trainer:
             context, self.averages = self.update(batch, meter, progress)
         except NonFinite as error:
             refused, broken = str(error), True
-            log.warning("step %d came to nothing: %s", before.step + 1, refused)
-            self._optimizer.zero_grad(set_to_none=True)
-            self.restore(before, weights_version=self.weights_version)
+            log.warning("step %d came to nothing: %s", number + 1, refused)
+            self._optimizer.zero_grad()
+            torch.set_rng_state(rng)
+            if before is not None:
+                self.restore(before, weights_version=self.weights_version)
         else:
             broken = False
             loss = meter.means().get("loss")
@@ -233,17 +288,17 @@ class Trainer:
                 meter.set(name, value)
             refused = gate.verdict(readings, self.config.gate)
             if refused is not None:
-                log.warning(
-                    "the gate refuses step %d: %s", before.step + 1, gate.explained(readings, self.config.gate)
-                )
+                log.warning("the gate refuses step %d: %s", number + 1, gate.explained(readings, self.config.gate))
             self.step_number += 1
             self.weights_version = self.step_number
             if refused is None:
-                self.teacher.follow(get_peft_model_state_dict(self.model, save_embedding_layers=False))
+                self.teacher.follow(self.learned.tensors())
             self._trained = tuple(sample.turn_id for sample in samples)
+        finally:
+            self.scorer.release_head()
         return StepOutcome(
-            step=before.step + 1,
-            metrics={**meter.means(), **_batch_metrics(batch, before.step)},
+            step=number + 1,
+            metrics={**meter.means(), **_batch_metrics(batch, number)},
             seconds=time.monotonic() - started,
             refused=refused,
             weights_changed=not broken,
@@ -261,6 +316,7 @@ class Trainer:
         Raises:
             NonFinite: a loss or a gradient is no number; the parameters may have moved in an earlier pass.
         """
+        self.scorer.hold_head()
         compared = self._compare_rewards(batch)
         if compared.expected:
             meter.set("baseline", statistics.fmean(compared.expected))
@@ -269,7 +325,7 @@ class Trainer:
             scorer=self.scorer, config=self.config, custom=self._custom, version=self.step_number, progress=progress
         )
         for epoch in range(self.config.epochs_per_batch):
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.zero_grad()
             gradients.of_policy(context, meter, first=epoch == 0)
             if epoch == 0:  # a demonstration is shown once, however often the batch is gone over
                 gradients.of_retries(batch, meter)
@@ -303,6 +359,8 @@ class Trainer:
             teacher_distribution=self.teacher.log_distribution,
             old=self.scorer.empty_row(size),
             mean_log_ratio=torch.zeros_like(batch.old),
+            reference_distribution=self.scorer.reference_distribution,
+            old_distribution=self.scorer.held_distribution,
         )
 
     def _hinted(self, batch: TrainBatch, index: int) -> TokenSequence:
@@ -322,32 +380,6 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = lr
         self._optimizer.step()
-
-
-def _with_adapter(model: Any, config: TrainingConfig) -> Any:
-    lora = LoraConfig(
-        r=config.lora.rank,
-        lora_alpha=config.lora.alpha,
-        lora_dropout=config.lora.dropout,
-        target_modules=list(config.lora.target_modules),
-        bias="none",
-        task_type="CAUSAL_LM",
-    )
-    try:
-        return get_peft_model(model, lora)
-    except ValueError as error:
-        raise ConfigError(f"training.lora does not fit this model: {error}") from error
-
-
-def _copy_on_cpu(value: Any) -> Any:
-    """A deep copy of nested dictionaries and lists, with every tensor in it detached and on the CPU."""
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, Mapping):
-        return {key: _copy_on_cpu(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_copy_on_cpu(item) for item in value)
-    return copy.deepcopy(value)
 
 
 def _batch_metrics(batch: TrainBatch, version: int) -> dict[str, float]:

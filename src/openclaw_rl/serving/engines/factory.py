@@ -2,14 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
-from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.engines.protocol import Engine, EngineCapabilities
+from openclaw_rl.serving.engines.sglang.capabilities import CAPABILITIES as SGLANG
 from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES as VLLM
+
+SPOKEN_FOR: Mapping[str, EngineCapabilities] = {"vllm": VLLM, "sglang": SGLANG}
+"""Servers for which the engine process speaks, in the embedded engine's HTTP; and what each can do."""
 
 
 def connect(config: Config) -> Engine:
-    """A fresh adapter to this deployment's engine, for one event loop; whoever asked for it closes it."""
-    if config.engine.kind == "vllm":  # the engine process speaks for it, in the embedded engine's HTTP
-        return EmbeddedEngine.from_config(config, capabilities=VLLM)
-    return EmbeddedEngine.from_config(config)
+    """A fresh adapter to this deployment's engine, for one event loop; whoever asked for it closes it.
+
+    Where `engine.urls` names several, it is one adapter to all of them.
+    """
+    engine = config.engine
+    if engine.kind in SPOKEN_FOR:
+        return EmbeddedEngine.from_config(config, capabilities=SPOKEN_FOR[engine.kind])
+    urls = engine.urls
+    if len(urls) < 2:
+        return adapter(config, urls[0] if urls else None)
+    from openclaw_rl.serving.engines.replicas.drains import DrainList
+    from openclaw_rl.serving.engines.replicas.engine import ReplicatedEngine
+
+    return ReplicatedEngine(
+        {url: adapter(config, url) for url in urls},
+        rolling=config.serving.on_publish == "rolling",
+        drains=DrainList(config.run_dir),
+    )
+
+
+def adapter(config: Config, url: str | None) -> Engine:
+    """The adapter to the one engine at `url`; None: to that of `engine.host` and `engine.port`."""
+    if config.engine.kind == "openai":
+        from openclaw_rl.serving.engines.openai.client import OpenAIEngine  # httpx takes a while to import
+
+        return OpenAIEngine.from_config(config, url or config.engine.urls[0])
+    return EmbeddedEngine.from_config(config, url)

@@ -19,6 +19,8 @@ class EngineError(Exception):
 
     status = 502
     code = "engine_error"
+    retry_after_s: float | None = None
+    """When it is worth another try, where the engine says so."""
 
 
 class EngineUnavailable(EngineError):
@@ -77,13 +79,20 @@ class ChatRequest:
     tools: tuple[Mapping[str, Any], ...] = ()
     sampling: SamplingParams
     version: int
+    session_id: str = ""
+    """Of several replicas one gets all of a session, whose prefix is in its cache. Empty: any of them."""
+    pinned: bool = False
+    """The client named this version: no other may answer. Otherwise a replica that has not got it yet may answer with
+    the one before (`serving.on_publish = "rolling"`), and says so in `PromptRead.version`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRead:
-    """First event: the prompt's token ids as the engine sees them."""
+    """First event: the prompt's token ids as the engine sees them; empty where an upstream does not tell them."""
 
     prompt_ids: tuple[int, ...]
+    version: int | None = None
+    """The version that answers, where it is not the one asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,11 +114,11 @@ class TokensDrawn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finished:
-    """Last event: why it ended, and the engine's own count of tokens."""
+    """Last event: why it ended, and the engine's own count of tokens, None where it gives none."""
 
     finish_reason: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
+    prompt_tokens: int | None
+    completion_tokens: int | None
 
 
 ChatEvent = PromptRead | TokensDrawn | Finished

@@ -72,6 +72,11 @@ class AnswerInProgress:
         calls = [self._calls[index] for index in sorted(self._calls)]
         return {"role": "assistant", "content": text or None, "tool_calls": calls}
 
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """The prompt as the engine saw it; empty before it said so."""
+        return self._prompt_ids
+
     def tokens(self) -> TokenRecord:
         """The exact tokens."""
         return TokenRecord(
@@ -88,4 +93,5 @@ class AnswerInProgress:
             return None
         counted = (self.finished.prompt_tokens, self.finished.completion_tokens)
         sent = (len(self._prompt_ids), len(self.ids))
-        return None if counted == sent or not self.ids else ExclusionReason.TOKEN_COUNT_MISMATCH
+        agree = all(count is None or count == number for count, number in zip(counted, sent, strict=True))
+        return None if agree or not self.ids else ExclusionReason.TOKEN_COUNT_MISMATCH

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.engines.replicas.engine import ReplicatedEngine
 from openclaw_rl.serving.gateway import errors
 from openclaw_rl.serving.gateway.auth import KeyRing, Principal
 from openclaw_rl.serving.gateway.chat import ChatEndpoint, Load
@@ -50,6 +51,7 @@ class Services:
     recorder: Recorder
     load: Load
     reporter: LoopReporter
+    engine: Engine
 
 
 def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
@@ -61,6 +63,7 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
         recorder=Recorder(store, config.rollout),
         load=Load(),
         reporter=LoopReporter(store, LoopName.GATEWAY),
+        engine=engine,
     )
 
     @contextlib.asynccontextmanager
@@ -180,6 +183,7 @@ async def _readiness(services: Services) -> Response:
         "active_requests": services.load.active,
         "turns_not_recorded": services.recorder.turns_not_recorded,
         "record": _record_state(services),
+        "replicas": _replicas(services),
     }
     try:
         loops = await asyncio.to_thread(services.store.status.loops)
@@ -203,6 +207,12 @@ async def _readiness(services: Services) -> Response:
     return response
 
 
+def _replicas(services: Services) -> list[dict[str, object]]:
+    """How each replica is; none where there is one engine."""
+    engine = services.engine
+    return [asdict(one) for one in engine.report()] if isinstance(engine, ReplicatedEngine) else []
+
+
 def _record_state(services: Services) -> dict[str, object]:
     """Whether the record can be written, since when not, and what was lost and is not in its own counters yet."""
     guard = services.recorder.guard
@@ -218,6 +228,7 @@ async def _heartbeat(services: Services) -> None:
             "answered": load.answered,
             "version": keeper.current,
             "turns_not_recorded": recorder.turns_not_recorded,
+            "replicas": _replicas(services),
         }
         try:
             if keeper.ready:

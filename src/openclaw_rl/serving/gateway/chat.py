@@ -24,6 +24,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineError,
     EngineUnavailable,
     Finished,
+    PromptRead,
     TokensDrawn,
     UnknownVersion,
 )
@@ -108,6 +109,10 @@ class ChatEndpoint:
             raise errors.bad_request("tools", "This engine has no tools.", code="unsupported_parameter")
         if asked.chat.logprobs and not capabilities.logprobs:
             raise errors.bad_request("logprobs", "This engine has no logprobs.", code="unsupported_parameter")
+        if asked.chat.return_token_ids and not capabilities.token_ids:
+            raise errors.bad_request(
+                "return_token_ids", "This engine tells no token ids.", code="unsupported_parameter"
+            )
         self._keeper.check_name(asked.chat.model)
         return Exchange(asked=asked, outlet=outlet, turn_id=new_id(), created_at=time.time())
 
@@ -203,6 +208,8 @@ class ChatEndpoint:
                 tools=chat.tools,
                 sampling=chat.sampling,
                 version=exchange.version,
+                session_id=_affinity(exchange),
+                pinned=not self._keeper.is_served_name(chat.model),
             )
             stream = self._engine.chat(request)
             try:
@@ -213,10 +220,12 @@ class ChatEndpoint:
                 self._keeper.suspect(f"the engine was lost ({error.code})")
                 if time.monotonic() >= deadline:
                     raise errors.unavailable("The engine cannot be reached.") from error
-                await asyncio.sleep(ENGINE_RETRY_S)
+                await asyncio.sleep(max(ENGINE_RETRY_S, min(error.retry_after_s or 0.0, deadline - time.monotonic())))
                 continue
             if first is None:
                 raise EngineError("the engine sent nothing")
+            if isinstance(first, PromptRead) and first.version is not None:
+                exchange.version = first.version
             exchange.outlet.identify(version=exchange.version)
             return _Events(first=first, rest=stream)
 
@@ -233,7 +242,8 @@ class ChatEndpoint:
         if chat.stream:
             await outlet.start_stream()
             role = {"role": "assistant", "content": "", "refusal": None}
-            await outlet.send_event(openai_chat.render_chunk(head, role, include_usage=chat.include_usage))
+            ids = openai_chat.TokenIds(prompt=events.prompt_ids) if chat.return_token_ids else openai_chat.NO_IDS
+            await outlet.send_event(openai_chat.render_chunk(head, role, include_usage=chat.include_usage, ids=ids))
         async for event in events:
             exchange.answer.add(event)
             if chat.stream and isinstance(event, TokensDrawn):
@@ -292,6 +302,11 @@ class _Events:
         self._first: ChatEvent | None = first
         self._rest = rest
 
+    @property
+    def prompt_ids(self) -> tuple[int, ...] | None:
+        """The prompt's ids, which come first; None once they were taken, or where an engine does not tell them."""
+        return self._first.prompt_ids or None if isinstance(self._first, PromptRead) else None
+
     def __aiter__(self) -> _Events:
         return self
 
@@ -321,7 +336,7 @@ async def _send_tokens(
     outlet: Outlet, head: openai_chat.Head, chat: openai_chat.ParsedChat, event: TokensDrawn
 ) -> None:
     """One chunk for one event; none where there is nothing to show."""
-    if not (event.text or event.tool_calls or (chat.logprobs and event.ids)):
+    if not (event.text or event.tool_calls or ((chat.logprobs or chat.return_token_ids) and event.ids)):
         return
     delta: dict[str, object] = {}
     if event.text or not event.tool_calls:
@@ -329,23 +344,40 @@ async def _send_tokens(
     if event.tool_calls:
         delta["tool_calls"] = list(event.tool_calls)
     logprobs = openai_chat.render_logprobs(event.ids, event.logprobs) if chat.logprobs else None
+    ids = openai_chat.TokenIds(drawn=event.ids) if chat.return_token_ids and event.ids else openai_chat.NO_IDS
     await outlet.send_event(
-        openai_chat.render_chunk(head, delta, include_usage=chat.include_usage, logprobs=logprobs)
+        openai_chat.render_chunk(head, delta, include_usage=chat.include_usage, logprobs=logprobs, ids=ids)
     )
 
 
 async def _send_end(exchange: Exchange, head: openai_chat.Head, finished: Finished) -> None:
     chat, outlet, answer = exchange.asked.chat, exchange.outlet, exchange.answer
-    usage = openai_chat.Usage(prompt_tokens=finished.prompt_tokens, completion_tokens=finished.completion_tokens)
+    usage = _usage_of(finished)
     reason = finished.finish_reason
     if not chat.stream:
         logprobs = openai_chat.render_logprobs(answer.ids, answer.logprobs) if chat.logprobs else None
+        drawn = openai_chat.TokenIds(prompt=answer.prompt_ids or None, drawn=answer.ids or None)
+        ids = drawn if chat.return_token_ids else openai_chat.NO_IDS
         body = openai_chat.render_completion(
-            head, answer.message(), finish_reason=reason, usage=usage, logprobs=logprobs
+            head, answer.message(), finish_reason=reason, usage=usage, logprobs=logprobs, ids=ids
         )
         await outlet.send_json(200, body)
         return
     last = openai_chat.render_chunk(head, {}, finish_reason=reason, include_usage=chat.include_usage)
-    if chat.include_usage:
+    if chat.include_usage and usage is not None:
         last += openai_chat.render_chunk(head, None, usage=usage, include_usage=True)
     await outlet.end_stream(last + openai_chat.DONE)
+
+
+def _usage_of(finished: Finished) -> openai_chat.Usage | None:
+    """The engine's counts; None where it gave none: they are not 0."""
+    if finished.prompt_tokens is None or finished.completion_tokens is None:
+        return None
+    return openai_chat.Usage(prompt_tokens=finished.prompt_tokens, completion_tokens=finished.completion_tokens)
+
+
+def _affinity(exchange: Exchange) -> str:
+    """What keeps a conversation on one replica: its session, by our id; the client's own for it, where unrecorded."""
+    if exchange.opened is not None:
+        return exchange.opened.request.session_id
+    return exchange.asked.session_id or exchange.turn_id

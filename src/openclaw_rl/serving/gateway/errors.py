@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 from openclaw_rl.serving.engines.protocol import (
@@ -134,5 +135,6 @@ def from_engine(error: EngineError) -> GatewayError:
     """An engine's error as the client should see it."""
     param = error.param if isinstance(error, InvalidEngineRequest) else None
     retry = isinstance(error, EngineUnavailable | EngineOverloaded)
-    headers = {"retry-after": str(RETRY_AFTER_S)} if retry else None
+    wait_s = RETRY_AFTER_S if error.retry_after_s is None else math.ceil(error.retry_after_s)
+    headers = {"retry-after": str(wait_s)} if retry else None
     return GatewayError(error.status, str(error), code=error.code, param=param, headers=headers)

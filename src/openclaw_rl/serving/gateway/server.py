@@ -17,6 +17,7 @@ from openclaw_rl.serving.engines.factory import connect
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.gateway.app import ChatFirst, create_app
 from openclaw_rl.serving.gateway.guard import PATIENCE_S
+from openclaw_rl.serving.gateway.refusing import PUBLISH, RefusingEngine
 from openclaw_rl.store import Store
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ def run(config: Config, stop: threading.Event) -> None:
 async def _serve(config: Config, stop: threading.Event) -> None:
     store = await asyncio.to_thread(Store.open, config.store_path, patience_s=PATIENCE_S)
     engine = connect(config)
+    if config.serving.on_update == "refuse":
+        engine = RefusingEngine(engine, lambda: store.status.in_span(PUBLISH))
     try:
         await serve(config, store, engine, stop)
     finally:

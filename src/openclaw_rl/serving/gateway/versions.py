@@ -113,6 +113,10 @@ class VersionKeeper:
             raise unknown_model(model, ", ".join(self.model_names()))
         return version
 
+    def is_served_name(self, model: str) -> bool:
+        """Whether `model` asks for whichever version is in service."""
+        return model == self._served_name
+
     def is_policy(self, model: str, version: int) -> bool:
         """Whether an answer of `version` to a request for `model` is one of the serving policy."""
         return model == self._served_name or (model != "base" and version == self._current)

@@ -1,10 +1,11 @@
-"""LoRA versions on one model, several at once, each under its own number.
+"""The loaded versions, several at once, each under its own number: LoRA adapters on one model, or whole models.
 
-A version is a set of small matrices beside the model, not a change of it: a forward hook on every linear layer adds
-`scaling * (x A^T) B^T` (Hu et al., 2021, as PEFT defines it) to the tokens of that version. So a version is attached
-by putting it into a dictionary, which takes no time and stops nobody; tokens of different versions share a forward
-pass; and switching is free, where PEFT's own switching of all layers costs a good part of a decode step. PEFT still
-reads the configuration, and the tests compare with PEFT's own forward pass.
+A LoRA version is a set of small matrices beside the model, not a change of it: a forward hook on every linear layer
+adds `scaling * (x A^T) B^T` (Hu et al., 2021, as PEFT defines it) to the tokens of that version. So a version is
+attached by putting it into a dictionary, which takes no time and stops nobody; tokens of different versions share a
+forward pass; and switching is free, where PEFT's own switching of all layers costs a good part of a decode step. PEFT
+still reads the configuration, and the tests compare with PEFT's own forward pass. A version that is a whole model
+(`whole`) has a forward pass of its own.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from peft import PeftConfig
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from openclaw_rl.policy_files import adapter_dir, verify_manifest
+from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, adapter_dir, verify_manifest, weights_of
+from openclaw_rl.policy_files import Weights as FoundWeights
+from openclaw_rl.serving.engines.embedded.whole import WholeModels, free
 from openclaw_rl.serving.engines.protocol import EngineOverloaded, InvalidEngineRequest, UnknownVersion
 from openclaw_rl.types import BASE_VERSION
 
@@ -51,7 +54,11 @@ Weights = dict[str, LoraPair]
 
 @dataclass(slots=True)
 class _Version:
+    """`model`: of a whole one, which has no `weights` of the kind that lie over the base."""
+
     weights: Weights
+    model: nn.Module | None = None
+    used_at: int = 0
     users: int = 0
     leaving: bool = False
 
@@ -59,11 +66,14 @@ class _Version:
 class AdapterPool:
     """The loaded versions. `applied` belongs to the compute thread; any thread may call everything else.
 
-    `limit`: how many versions are kept; the oldest unused one makes room for a new one.
+    `limit`: how many adapters are kept, `whole_limit`: how many whole models, beside the base. The oldest unused one
+    makes room for a new one, but never the one that was used last: it is probably in service.
     """
 
-    def __init__(self, model: nn.Module, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, model: nn.Module, limit: int, whole_limit: int = 2) -> None:
+        self._limits = {False: limit, True: whole_limit}
+        self._whole = WholeModels(model)
+        self._clock = 0
         self._lock = threading.Lock()
         self._loading = threading.Lock()
         self._versions: dict[int, _Version] = {}
@@ -92,6 +102,7 @@ class AdapterPool:
             if held is None or held.leaving:
                 raise UnknownVersion(f"policy version {version} is not loaded", param="model")
             held.users += 1
+            held.used_at = self._now()
 
     def release(self, version: int) -> bool:
         """A request is done with `version`; True if that unloaded it."""
@@ -114,22 +125,35 @@ class AdapterPool:
     # --- loading
 
     def load(self, version: int, path: Path) -> tuple[int, ...]:
-        """Load the PEFT directory of `version` beside whatever is running; returns the versions that made room.
+        """Load the directory of `version` beside whatever is running; returns the versions that made room.
+
+        An adapter makes room once it is read; a whole model before, so that there is never one too many in memory.
 
         Raises:
-            InvalidEngineRequest: the directory is broken, or not a plain LoRA adapter of this model.
+            InvalidEngineRequest: the directory is broken, or neither a plain LoRA adapter nor a model like the base.
             EngineOverloaded: as many versions as may be kept are all in use.
         """
         with self._loading:
             if version == BASE_VERSION or self._keep(version):
                 return ()
             started = time.monotonic()
-            weights = self._fit(*read_adapter(path))
-            with self._lock:
-                evicted = self._make_room()
-                self._versions[version] = _Version(weights)
+            found = _weights_of(path)
+            if found.kind is WeightsKind.FULL:
+                with self._lock:
+                    evicted = self._make_room(whole=True)
+                self._add_version(version, _Version({}, model=self._whole.load(found.directory)))
+            else:
+                made = _Version(self._fit(*read_adapter(path)))
+                with self._lock:
+                    evicted = self._make_room(whole=False)
+                self._add_version(version, made)
             logger.info("loaded policy version %d in %.0f ms", version, 1e3 * (time.monotonic() - started))
             return evicted
+
+    def _add_version(self, number: int, version: _Version) -> None:
+        with self._lock:
+            version.used_at = self._now()
+            self._versions[number] = version
 
     def _keep(self, version: int) -> bool:
         """Whether `version` is loaded already; one that was about to leave stays."""
@@ -139,19 +163,30 @@ class AdapterPool:
                 held.leaving = False
             return held is not None
 
-    def _make_room(self) -> tuple[int, ...]:
-        if len(self._versions) < self._limit:
+    def _make_room(self, *, whole: bool) -> tuple[int, ...]:
+        alike = {number: held for number, held in self._versions.items() if (held.model is not None) is whole}
+        if len(alike) < self._limits[whole]:
             return ()
-        unused = [number for number, held in self._versions.items() if held.users == 0]
+        last = max(alike, key=lambda number: alike[number].used_at)
+        unused = [number for number, held in alike.items() if held.users == 0 and number != last]
         if not unused:
-            raise EngineOverloaded(f"{self._limit} policy versions are loaded, and all are in use")
-        del self._versions[min(unused)]
+            raise EngineOverloaded(f"{self._limits[whole]} policy versions are loaded, and all are in use")
+        self._drop(min(unused))
         return (min(unused),)
+
+    def _drop(self, version: int) -> None:
+        model = self._versions.pop(version).model
+        if model is not None:
+            free(model)
+
+    def _now(self) -> int:
+        self._clock += 1
+        return self._clock
 
     def _drop_if_unused(self, version: int, held: _Version) -> bool:
         if held.users > 0 or not held.leaving:
             return False
-        del self._versions[version]
+        self._drop(version)
         return True
 
     def _fit(self, config: PeftLoraConfig, tensors: dict[str, Tensor]) -> Weights:
@@ -172,6 +207,12 @@ class AdapterPool:
         return weights
 
     # --- the compute thread
+
+    def model_of(self, version: int) -> nn.Module | None:
+        """The model of a version that is a whole one; None: the base, with or without an adapter."""
+        with self._lock:
+            held = self._versions.get(version)
+            return None if held is None else held.model
 
     @contextmanager
     def applied(self, ranges: Sequence[tuple[int, int, int]]) -> Iterator[None]:
@@ -216,6 +257,13 @@ def read_adapter(path: Path) -> tuple[PeftLoraConfig, dict[str, Tensor]]:
     if not all(bool(torch.isfinite(tensor).all()) for tensor in tensors.values()):
         raise InvalidEngineRequest("the adapter holds values that are not finite", param="path")
     return config, tensors
+
+
+def _weights_of(path: Path) -> FoundWeights:
+    try:
+        return weights_of(path)
+    except CorruptPolicy as error:
+        raise InvalidEngineRequest(f"the version's files cannot be used: {error}", param="path") from error
 
 
 def _linear_layers(model: Any) -> dict[str, nn.Linear]:

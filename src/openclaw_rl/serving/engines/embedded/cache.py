@@ -1,9 +1,8 @@
-"""Keys and values of several sequences, each in a slot of its own, and the attention that reads them.
+"""Keys and values of several sequences, each in a slot of its own.
 
-One forward pass takes the new tokens of many sequences, packed one after the other into a single row, so nothing is
-padded and a piece of a long prompt shares the pass with the next tokens of others. `PackedStep` is the Transformers
-`Cache` of one such pass: it writes the new keys and values into the slots. `slot_attention`, registered through
-Transformers' own `AttentionInterface`, lets each sequence attend to its slot alone. No key is ever copied.
+All slots lie in one block of memory, so that one operation writes the new tokens of a whole pass, and one attends for
+many slots that lie side by side (`slot_attention`). The block grows when a sequence outgrows it; on a CPU what
+nobody has written yet costs address space only.
 """
 
 from __future__ import annotations
@@ -13,12 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, Cache
+from torch import Tensor
 
 from openclaw_rl.config_sources import ConfigError
 
-ATTENTION = "openclaw_slots"
 _GROWTH = 256
 """Slots grow by at least so many tokens, and by half of what they have."""
 
@@ -58,53 +55,93 @@ class KvShape:
         )
 
 
-class Slot:
-    """One sequence: the tokens whose keys and values it holds, and under which version they were computed."""
+class SlotMemory:
+    """The block of all slots: `kv` [layers, slots, capacity, 2, kv_heads, head_dim]."""
 
-    def __init__(self, shape: KvShape) -> None:
+    def __init__(self, shape: KvShape, count: int) -> None:
         self._shape = shape
-        self.busy = False
-        self.version = 0
-        self.tokens: list[int] = []
-        self.used_at = 0
+        self._count = count
         self.kv = self._allocate(0)
 
     @property
     def capacity(self) -> int:
-        """Tokens that fit without growing."""
-        return self.kv.shape[3]
+        """Tokens that fit into each slot without growing."""
+        return self.kv.shape[2]
 
-    def reserve(self, tokens: int) -> None:
-        """Make room for `tokens` in all, keeping what is there."""
+    def reserve(self, tokens: int, held: Sequence[int]) -> None:
+        """Make room for `tokens` in each slot, keeping the first `held` tokens of each."""
         if tokens <= self.capacity:
             return
         wanted = max(tokens, self.capacity + max(_GROWTH, self.capacity // 2))
         grown = self._allocate(-(-wanted // _GROWTH) * _GROWTH)
-        grown[:, :, :, : len(self.tokens)] = self.kv[:, :, :, : len(self.tokens)]
+        for slot, length in enumerate(held):
+            grown[:, slot, :length] = self.kv[:, slot, :length]
         self.kv = grown
+
+    def _allocate(self, capacity: int) -> Tensor:
+        s = self._shape
+        size = (s.layers, self._count, capacity, 2, s.kv_heads, s.head_dim)
+        return torch.empty(size, dtype=s.dtype, device=s.device)
+
+
+class Slot:
+    """One sequence: the tokens whose keys and values it holds, and under which version they were computed."""
+
+    def __init__(self, pool: SlotPool, index: int) -> None:
+        self._pool = pool
+        self.index = index
+        self.busy = False
+        self.version = 0
+        self.tokens: list[int] = []
+        self.used_at = 0
+        self._finite = 0
+
+    @property
+    def memory(self) -> SlotMemory:
+        """The block in which it lies."""
+        return self._pool.memory
+
+    @property
+    def kv(self) -> Tensor:
+        """[layers, capacity, 2, kv_heads, head_dim], a view."""
+        return self.memory.kv[:, self.index]
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for `tokens` in all, keeping what is there."""
+        if tokens > self.memory.capacity:
+            self.memory.reserve(tokens, [len(slot.tokens) for slot in self._pool.slots])
+            for slot in self._pool.slots:
+                slot._finite = 0  # what was not copied is memory as it came
+
+    @torch.inference_mode()
+    def make_finite(self, tokens: int) -> None:
+        """See to it that the first `tokens` places hold numbers: those that are masked out are still multiplied."""
+        begin = max(self._finite, len(self.tokens))
+        if begin < tokens:
+            end = min(self.memory.capacity, tokens + _GROWTH)
+            self.kv[:, begin:end] = 0.0
+            self._finite = end
 
     @torch.inference_mode()  # memory that grew during a forward pass may be written in this mode only
     def copy_prefix(self, source: Slot, length: int) -> None:
         """Take over the first `length` tokens of `source`, whatever it goes on doing."""
         self.tokens = []
         self.reserve(length)
-        self.kv[:, :, :, :length] = source.kv[:, :, :, :length]
+        self.kv[:, :length] = source.kv[:, :length]
         self.tokens = source.tokens[:length]
 
     def clear(self) -> None:
-        """Forget the tokens; the memory stays for the next sequence."""
+        """Forget the tokens; the memory stays for the next sequence. What is in it need not be finite."""
         self.tokens = []
-
-    def _allocate(self, capacity: int) -> Tensor:
-        s = self._shape
-        return torch.empty(s.layers, 2, s.kv_heads, capacity, s.head_dim, dtype=s.dtype, device=s.device)
+        self._finite = 0
 
 
 class SlotPool:
     """All slots. A finished sequence stays in its slot until another needs it, so that prefixes are reused."""
 
     def __init__(self, shape: KvShape, count: int) -> None:
-        self.slots = [Slot(shape) for _ in range(count)]
+        self.memory = SlotMemory(shape, count)
+        self.slots = [Slot(self, index) for index in range(count)]
         self._clock = 0
 
     @property
@@ -146,91 +183,6 @@ class SlotPool:
         for slot in self.slots:
             if slot.version == version and not slot.busy:
                 slot.clear()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """The new tokens of one sequence in a packed pass: positions `past` to `past + length` of its slot."""
-
-    slot: Slot
-    begin: int
-    length: int
-    past: int
-    mask: Tensor | None
-    """[groups * length, past + length] bool, None where every new token may see everything (a single one)."""
-
-
-def segments_of(pieces: Sequence[tuple[Slot, int]], shape: KvShape) -> list[Segment]:
-    """Lay out `pieces` (slot, number of new tokens) one after the other, growing slots as needed."""
-    segments, begin = [], 0
-    for slot, length in pieces:
-        past = len(slot.tokens)
-        slot.reserve(past + length)
-        mask = None
-        if length > 1:
-            seen = torch.ones(length, past + length, dtype=torch.bool, device=shape.device).tril(past)
-            mask = seen.repeat(shape.groups, 1)
-        segments.append(Segment(slot=slot, begin=begin, length=length, past=past, mask=mask))
-        begin += length
-    return segments
-
-
-class PackedStep(Cache):  # type: ignore[misc]
-    """The cache of one forward pass: writes the packed keys and values where their slots want them."""
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        super().__init__(layers=[])
-        self.segments = segments
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_args: Any, **_kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        """`key_states`, `value_states` [1, kv_heads, T, head_dim], packed; returned as they are."""
-        for s in self.segments:
-            layer = s.slot.kv[layer_idx]
-            layer[0, :, s.past : s.past + s.length] = key_states[0, :, s.begin : s.begin + s.length]
-            layer[1, :, s.past : s.past + s.length] = value_states[0, :, s.begin : s.begin + s.length]
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Positions are always given explicitly, so nothing is derived from this."""
-        return 0
-
-
-def slot_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    *,
-    packed_step: PackedStep,
-    **_kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Attention of packed `query` [1, heads, T, head_dim], each segment over its own slot; [1, T, heads, head_dim].
-
-    The query heads that share a key head are stacked along the time axis, so keys need not be repeated.
-    """
-    _, heads, _, head_dim = query.shape
-    kv_heads, layer = key.shape[1], int(module.layer_idx)  # type: ignore[arg-type]
-    outputs = []
-    for s in packed_step.segments:
-        keys, values = s.slot.kv[layer]
-        stacked = query[:, :, s.begin : s.begin + s.length].reshape(1, kv_heads, -1, head_dim)
-        end = s.past + s.length
-        attended = nn.functional.scaled_dot_product_attention(
-            stacked, keys[None, :, :end], values[None, :, :end], attn_mask=s.mask, scale=scaling
-        )
-        outputs.append(attended.reshape(1, heads, s.length, head_dim))
-    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
-    return output.transpose(1, 2).contiguous(), None
-
-
-def use_slot_attention(model: Any) -> None:
-    """Let `model` attend through slots (Transformers' documented way to bring an attention function)."""
-    AttentionInterface.register(ATTENTION, slot_attention)
-    model.set_attn_implementation(ATTENTION)
 
 
 def _common(held: Sequence[int], wanted: Sequence[int], limit: int) -> int:

@@ -28,7 +28,9 @@ from openclaw_rl.types import Message, PolicyVersion
 _CONNECT_S = 5.0
 _QUICK_S = 10.0
 _HTTP_ERRORS = (ConnectFailed, ConnectionLost, TimeoutError)
-_CAPABILITIES = EngineCapabilities(token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True)
+_CAPABILITIES = EngineCapabilities(
+    token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
+)
 
 
 class EmbeddedEngine:
@@ -52,10 +54,12 @@ class EmbeddedEngine:
         self._connections = Connections(address.hostname, address.port, connect_timeout_s=_CONNECT_S)
 
     @classmethod
-    def from_config(cls, config: Config, capabilities: EngineCapabilities = _CAPABILITIES) -> EmbeddedEngine:
-        """The engine of this deployment; `engine.port` must be a real port by now."""
+    def from_config(
+        cls, config: Config, url: str | None = None, *, capabilities: EngineCapabilities = _CAPABILITIES
+    ) -> EmbeddedEngine:
+        """The engine of this deployment, or its replica at `url`; `engine.port` must be a real port by now."""
         return cls(
-            base_url(config.engine.host, config.engine.port),
+            url or base_url(config.engine.host, config.engine.port),
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=config.engine.load_timeout_s,
             capabilities=capabilities,

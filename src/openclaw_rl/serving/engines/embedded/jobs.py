@@ -12,7 +12,7 @@ from torch import Tensor
 
 from openclaw_rl.serving.engines.embedded.answer import AnswerText
 from openclaw_rl.serving.engines.embedded.cache import Slot
-from openclaw_rl.serving.engines.embedded.sampling import draw, log_probabilities
+from openclaw_rl.serving.engines.embedded.sampling import Drawn, NonFiniteLogits, Wish, draw_all, log_probabilities
 from openclaw_rl.serving.engines.protocol import (
     ChatEvent,
     ChatRequest,
@@ -88,9 +88,14 @@ class GenerationJob(Job):
         self._prompt_tokens = len(prompt)
         self._end_tokens = end_tokens
         self._text = AnswerText(tokenizer, stop=request.sampling.stop, has_tools=bool(request.tools))
-        self._generator = torch.Generator()
-        seed = request.sampling.seed
-        self._generator.manual_seed(random.SystemRandom().getrandbits(63) if seed is None else seed & (2**63 - 1))
+        generator, seed = torch.Generator(), request.sampling.seed
+        generator.manual_seed(random.SystemRandom().getrandbits(63) if seed is None else seed & (2**63 - 1))
+        self.wish = Wish(
+            temperature=self.sampling.temperature,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            generator=generator,
+        )
 
     @property
     def drawn(self) -> int:
@@ -107,16 +112,19 @@ class GenerationJob(Job):
         return [length - 1] if length == self.unread else []
 
     def take(self, logits: Tensor) -> None:
-        """Draw the next token, and end the answer if it is over."""
-        if not len(logits):
-            return
-        choice = draw(
-            logits[0],
-            temperature=self.sampling.temperature,
-            top_p=self.sampling.top_p,
-            top_k=self.sampling.top_k,
-            generator=self._generator,
-        )
+        """Draw the next token."""
+        if len(logits):
+            (choice,) = draw_all(logits[:1], [self.wish])
+            self.accept(choice)
+
+    def accept(self, choice: Drawn | None) -> None:
+        """Go on with the token that was drawn, and end the answer if it is over.
+
+        Raises:
+            NonFiniteLogits: none could be drawn.
+        """
+        if choice is None:
+            raise NonFiniteLogits("the model's logits are not finite")
         self.tokens.append(choice.token)
         parsed = self._text.feed((choice.token,))
         reason = self._end(choice.token)

@@ -1,4 +1,7 @@
-"""One forward pass over the new tokens of several sequences, each under its own policy version."""
+"""A forward pass over the new tokens of several sequences, each under its own policy version.
+
+The base and all adapters over it share one pass; every version that is a whole model has a pass of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,8 @@ import torch
 from torch import Tensor
 
 from openclaw_rl.serving.engines.embedded.adapters import AdapterPool
-from openclaw_rl.serving.engines.embedded.cache import KvShape, PackedStep, Slot, segments_of, use_slot_attention
+from openclaw_rl.serving.engines.embedded.cache import KvShape, Slot
+from openclaw_rl.serving.engines.embedded.slot_attention import PackedStep, segments_of, use_slot_attention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +29,7 @@ class Piece:
 
 
 class ModelRunner:
-    """The model with its adapters. Only the compute thread may call it."""
+    """The base with its adapters, and whole models beside it. Only the compute thread may call it."""
 
     def __init__(self, model: Any, adapters: AdapterPool) -> None:
         use_slot_attention(model)
@@ -39,7 +43,17 @@ class ModelRunner:
 
         Pieces of one version should stand together: each run of them costs small matrix products of its own.
         """
-        segments = segments_of([(piece.slot, len(piece.tokens)) for piece in pieces], self.shape)
+        found: dict[int, Tensor] = {}
+        models = {piece.version: self._adapters.model_of(piece.version) for piece in pieces}
+        for model in {id(model): model for model in models.values()}.values():
+            places = [place for place, piece in enumerate(pieces) if models[piece.version] is model]
+            logits = self._pass([pieces[place] for place in places], model)
+            found.update(zip(places, logits, strict=True))
+        return [found[place] for place in range(len(pieces))]
+
+    def _pass(self, pieces: Sequence[Piece], whole: Any | None) -> list[Tensor]:
+        """Run pieces of one model: a whole version's, or (None) the base with its adapters."""
+        segments = segments_of([(piece.slot, len(piece.tokens)) for piece in pieces])
         ids: list[int] = []
         positions: list[int] = []
         wanted: list[int] = []
@@ -48,9 +62,9 @@ class ModelRunner:
             positions += range(segment.past, segment.past + segment.length)
             wanted += [segment.begin + offset for offset in piece.wanted]
         device = self.shape.device
-        step = PackedStep(segments)
-        with self._adapters.applied(_runs(pieces)):
-            output = self._model(
+        step = PackedStep(segments, self.shape)
+        with self._adapters.applied([] if whole is not None else _runs(pieces)):
+            output = (self._model if whole is None else whole)(
                 input_ids=torch.tensor([ids], device=device),
                 position_ids=torch.tensor([positions], device=device),
                 cache=step,

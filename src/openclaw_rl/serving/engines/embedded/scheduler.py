@@ -1,8 +1,8 @@
 """The compute thread: requests join and leave between two forward passes, and nobody waits for a long prompt.
 
-Each round reads one more token of every answer being written, and at most `chunk_tokens` tokens of prompts and scored
-texts, whoever they belong to. So a prompt delays a stream by one piece of itself, never by its length. A round is one
-forward pass, whatever policy versions take part in it.
+Each round reads one more token of every answer being written, and a piece of the prompts and scored texts that wait
+(`budget`), whoever they belong to. So a prompt delays a stream by one piece of itself, never by its length. A round
+is one forward pass, whatever policy versions take part in it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,23 @@ from concurrent.futures import Future
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from openclaw_rl.serving.engines.embedded.adapters import AdapterPool
 from openclaw_rl.serving.engines.embedded.cache import SlotPool
 from openclaw_rl.serving.engines.embedded.jobs import GenerationJob, Job
 from openclaw_rl.serving.engines.embedded.runner import ModelRunner, Piece
-from openclaw_rl.serving.engines.embedded.sampling import NonFiniteLogits
+from openclaw_rl.serving.engines.embedded.sampling import Drawn, NonFiniteLogits, draw_all
 from openclaw_rl.serving.engines.protocol import EngineError, EngineOverloaded, EngineUnavailable
 
 logger = logging.getLogger(__name__)
 
 SCORING_SLOTS = 2
 """Texts scored at once, beside the answers: a judge never takes a slot from a conversation, nor is taken one."""
+ALONE = 4
+"""So many times the piece of a prompt is read where no answer is being written."""
+PER_STREAM = 2
+"""Tokens that every answer being written adds to the piece of a prompt that is read beside it."""
 SCORES_FIRST_EVERY = 4
 """In every so many rounds texts to score come before prompts, so that a busy gateway cannot starve the judge."""
 
@@ -200,7 +205,7 @@ class Scheduler:
         scores_first = self._rounds % SCORES_FIRST_EVERY == 0
         plan = plan_round(self._active, self._chunk_tokens, scores_first=scores_first)
         if plan:
-            self._step(sorted(plan, key=lambda planned: planned[0].version))
+            self._step(sorted(plan, key=_place))
 
     def _step(self, plan: Sequence[tuple[Job, int]]) -> None:
         pieces = []
@@ -209,9 +214,21 @@ class Scheduler:
                 raise RuntimeError("a job without a slot was planned")
             tokens = job.tokens[job.read : job.read + length]
             pieces.append(Piece(slot=job.slot, version=job.version, tokens=tokens, wanted=job.wanted(length)))
-        for (job, _), logits in zip(plan, self._runner.forward(pieces), strict=True):
+        self._use([(job, logits) for (job, _), logits in zip(plan, self._runner.forward(pieces), strict=True)])
+
+    def _use(self, read: Sequence[tuple[Job, Tensor]]) -> None:
+        """Draw the next tokens of all answers at once, and let every job go on with what it got."""
+        answers = [(job, logits) for job, logits in read if isinstance(job, GenerationJob) and len(logits)]
+        drawn: list[Drawn | None] = []
+        if answers:
+            drawn = draw_all(torch.cat([logits for _, logits in answers]), [job.wish for job, _ in answers])
+        uses: list[tuple[Job, Callable[[], None]]] = [
+            (job, partial(job.accept, choice)) for (job, _), choice in zip(answers, drawn, strict=True)
+        ]
+        uses += [(job, partial(job.take, logits)) for job, logits in read if not isinstance(job, GenerationJob)]
+        for job, use in uses:
             try:
-                job.take(logits)
+                use()
             except NonFiniteLogits as error:
                 if job.slot is not None:
                     job.slot.clear()
@@ -247,18 +264,34 @@ class Scheduler:
 def plan_round(jobs: Sequence[Job], chunk_tokens: int, *, scores_first: bool) -> list[tuple[Job, int]]:
     """What the next round reads: (job, number of tokens).
 
-    Every job with a single unread token takes part (answers being written); the others share `chunk_tokens`, in the
-    order of their arrival, answers before scored texts unless `scores_first`.
+    Every job with a single unread token takes part (answers being written); the others share a budget, in the order
+    of their arrival, answers before scored texts unless `scores_first`.
     """
     plan = [(job, 1) for job in jobs if job.unread == 1]
     reading = [job for job in jobs if job.unread > 1]
     reading.sort(key=lambda job: isinstance(job, GenerationJob) is scores_first)
-    left = chunk_tokens
+    left = budget(chunk_tokens, len(plan))
     for job in reading:
         if left > 0:
             plan.append((job, min(job.unread, left)))
             left -= min(job.unread, left)
     return plan
+
+
+def budget(chunk_tokens: int, streams: int) -> int:
+    """Tokens of prompts and scored texts that a round beside `streams` answers may read.
+
+    A pass costs a share for reading the weights, whatever it computes, and a share for each token. The more answers
+    take part, the longer a round is without any prompt; what a prompt may add grows with it, so that a round stays
+    within a few times of what it would be. Without any answer there is nobody whom a long piece could keep waiting.
+    """
+    return (ALONE if streams == 0 else 1) * chunk_tokens + PER_STREAM * streams
+
+
+def _place(planned: tuple[Job, int]) -> tuple[int, bool, int]:
+    """In the packed row: by version (one product for each), next tokens before pieces, by slot."""
+    job, length = planned
+    return job.version, length > 1, 0 if job.slot is None else job.slot.index
 
 
 def _complete(function: Callable[[], None], future: Future[None]) -> None:

@@ -13,7 +13,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded.app import create_app, serve
 from openclaw_rl.serving.engines.embedded.service import EmbeddedService
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.supervision.process import LoopReporter, Reports
 from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
@@ -23,13 +23,16 @@ class EngineCrashed(RuntimeError):
     """The compute thread ended by itself; the process ends too, and its supervisor starts another."""
 
 
-def run(config: Config, stop: threading.Event) -> None:
-    """Serve the embedded engine until `stop` is set.
+def run(config: Config, stop: threading.Event, reporter: Reports | None = None) -> None:
+    """Serve the embedded engine until `stop` is set; `reporter` None: tell the record how it is.
 
     Raises:
         EngineCrashed: the compute thread failed.
         Exception: whatever kept the model from loading.
     """
+    if reporter is not None:
+        uvloop.run(_serve(config, stop, reporter))
+        return
     store = Store.open(config.store_path)
     try:
         uvloop.run(_serve(config, stop, LoopReporter(store, LoopName.ENGINE)))
@@ -37,7 +40,7 @@ def run(config: Config, stop: threading.Event) -> None:
         store.close()
 
 
-async def _serve(config: Config, stop: threading.Event, reporter: LoopReporter) -> None:
+async def _serve(config: Config, stop: threading.Event, reporter: Reports) -> None:
     service = EmbeddedService(config)
     ended = threading.Event()
     loading = asyncio.create_task(asyncio.to_thread(service.load_model, threads_of(config)))

@@ -36,7 +36,9 @@ from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
 
 logger = logging.getLogger(__name__)
 
-CAPABILITIES = EngineCapabilities(token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True)
+CAPABILITIES = EngineCapabilities(
+    token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
+)
 
 
 class EmbeddedService:
@@ -73,10 +75,10 @@ class EmbeddedService:
         self._tokenizer = load_tokenizer(path)
         self._renderer = Renderer(self._tokenizer)
         self._context = min(config.engine.context_length, context_length(path))
-        model = load_causal_lm(path, config.model.dtype, config.model.device)
+        model = load_causal_lm(path, config.dtype, config.model.device)
         self._end_tokens = end_tokens(model, self._tokenizer)
         # One version in service and its successor must fit, whatever is configured.
-        self._adapters = AdapterPool(model, max(2, config.engine.max_versions))
+        self._adapters = AdapterPool(model, max(2, config.engine.max_versions), config.engine.max_full_versions)
         self.runner = ModelRunner(model, self._adapters)
         scheduler = Scheduler(
             self.runner,
@@ -157,7 +159,7 @@ class EmbeddedService:
         raise EngineError("the engine gave no score")
 
     async def load_version(self, version: PolicyVersion) -> None:
-        """Load a version's adapter; reading and checking happen beside the compute thread."""
+        """Load a version; reading and checking happen beside the compute thread."""
         scheduler = self._ready()
         if version.version == BASE_VERSION:
             return

@@ -26,7 +26,7 @@ _INT64 = 2**63
 _HONOURED = frozenset({
     "model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "temperature", "top_p",
     "top_k", "stop", "seed", "stream", "stream_options", "logprobs", "top_logprobs", "user", "metadata",
-    "session_id", "turn_type", "session_done",
+    "session_id", "turn_type", "session_done", "return_token_ids",
 })  # fmt: skip
 _IGNORED = frozenset({
     "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
@@ -78,6 +78,20 @@ class ParsedChat:
     turn_type: TurnType | None
     session_done: bool | None
     prompt_cache_key: str | None = None
+    return_token_ids: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenIds:
+    """The ids that `return_token_ids` asks for, where vLLM has them too: `prompt_token_ids` beside the choices (in a
+    stream in the first chunk), `token_ids` in the choice. None where there is nothing to say of either.
+    """
+
+    prompt: Sequence[int] | None = None
+    drawn: Sequence[int] | None = None
+
+
+NO_IDS = TokenIds()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +142,7 @@ def parse(body: bytes, *, default_max_tokens: int) -> ParsedChat:
         turn_type=_turn_type(given),
         session_done=_session_done(given),
         prompt_cache_key=_prompt_cache_key(given),
+        return_token_ids=checks.boolean(given.get("return_token_ids", False), "return_token_ids"),
     )
 
 
@@ -271,17 +286,20 @@ def render_completion(
     answer: Message,
     *,
     finish_reason: FinishReason,
-    usage: Usage,
+    usage: Usage | None,
     logprobs: Mapping[str, Any] | None = None,
+    ids: TokenIds = NO_IDS,
 ) -> bytes:
     """The body of an answer that is not streamed."""
-    choice = {
+    choice: dict[str, Any] = {
         "index": 0,
         "message": {**answer, "refusal": None},
         "logprobs": logprobs,
         "finish_reason": _FINISH[finish_reason],
     }
-    body = {**_shared(head, "chat.completion"), "choices": [choice], "usage": _usage(usage)}
+    body = {**_shared(head, "chat.completion"), "choices": [choice]}
+    body["usage"] = None if usage is None else _usage(usage)
+    _add_ids(body, choice, ids)
     return fast_json.dumps(body)
 
 
@@ -293,17 +311,20 @@ def render_chunk(
     usage: Usage | None = None,
     include_usage: bool = False,
     logprobs: Mapping[str, Any] | None = None,
+    ids: TokenIds = NO_IDS,
 ) -> bytes:
     """One SSE event. `delta` None is the usage chunk, whose choices are empty; with `include_usage` the other
     chunks carry `usage` null.
     """  # fmt: skip
     body = _shared(head, "chat.completion.chunk")
-    body["choices"] = [] if delta is None else [{
+    choice: dict[str, Any] = {
         "index": 0,
         "delta": delta,
         "logprobs": logprobs,
         "finish_reason": None if finish_reason is None else _FINISH[finish_reason],
-    }]  # fmt: skip
+    }
+    body["choices"] = [] if delta is None else [choice]
+    _add_ids(body, choice, ids)
     if include_usage:
         body["usage"] = None if usage is None else _usage(usage)
     return b"data: " + fast_json.dumps(body) + b"\n\n"
@@ -326,6 +347,13 @@ def _shared(head: Head, kind: str) -> dict[str, Any]:
         "system_fingerprint": head.version,
         "service_tier": None,
     }
+
+
+def _add_ids(body: dict[str, Any], choice: dict[str, Any], ids: TokenIds) -> None:
+    if ids.prompt is not None:
+        body["prompt_token_ids"] = list(ids.prompt)
+    if ids.drawn is not None:
+        choice["token_ids"] = list(ids.drawn)
 
 
 def _usage(usage: Usage) -> dict[str, int]:

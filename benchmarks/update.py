@@ -1,0 +1,146 @@
+"""Updates under load: what readers of streams notice while a version is trained and published.
+
+For each engine and kind of weights a whole deployment: readers keep streams open and rate answers, the trainer
+learns from the ratings until there were so many updates. `mode` `refuse` is what the earlier system did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.update_load import LoadOptions, TooSlow, figures, observe
+from openclaw_rl.config import Config, ModelConfig
+from openclaw_rl.config_sources import ConfigError, Setting, from_toml, resolve
+from openclaw_rl.evaluation.demo_options import find_recipe
+from openclaw_rl.supervision.deployment import Deployment, DeploymentError
+
+logger = logging.getLogger(__name__)
+
+ENGINES = ("embedded", "vllm", "sglang")
+KINDS = ("lora", "full")
+MODES = ("seamless", "refuse")
+UNKNOWN = (
+    "refused", "broken", "updates", "gap_ms_publish", "gap_ms_step", "gap_ms_otherwise", "seconds_to_serve",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One row."""
+
+    engine: str
+    kind: str
+    mode: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this benchmark."""
+    parser.add_argument("--engine", choices=ENGINES, help="this one alone")
+    parser.add_argument("--kind", choices=KINDS, help="this kind of weights alone")
+    parser.add_argument("--mode", choices=MODES, help="this way of updating alone")
+    parser.add_argument("--updates", type=int, default=20, help="so many in each row")
+    parser.add_argument("--streams", type=int, default=8, help="readers at once")
+    parser.add_argument("--max-tokens", type=int, default=48, help="of one answer")
+    parser.add_argument("--batch-size", type=int, default=4, help="samples of an update")
+    parser.add_argument("--limit-s", type=float, default=900.0, help="the longest that a row may take")
+    parser.add_argument("--model-path", default=ModelConfig().path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the deployment")
+    parser.add_argument("--json", action="store_true", help="a list of objects")
+
+
+def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
+    """All rows that were asked for, one after the other."""
+    return {"rows": [_row(case, arguments) for case in cases(arguments.engine, arguments.kind, arguments.mode)]}
+
+
+def as_json(measured: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The rows, each with when and where it was measured."""
+    about = {name: value for name, value in measured.items() if name != "rows"}
+    return [{**row, **about} for row in measured["rows"]]
+
+
+def table(measured: Mapping[str, Any]) -> str:
+    """The rows as a table in Markdown."""
+    names = ["engine", "kind", "mode", *UNKNOWN]
+    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
+    for row in measured["rows"]:
+        lines.append("| " + " | ".join("" if row[name] is None else str(row[name]) for name in names) + " |")
+        if "reason" in row:
+            lines.append(f"| | | {row['reason']} |")
+    return "\n".join(lines)
+
+
+def cases(engine: str | None, kind: str | None, mode: str | None) -> list[Case]:
+    """The rows: every engine and kind without a seam, and the embedded engine's adapters with one, to compare."""
+    every = [Case(engine=e, kind=k, mode="seamless") for e in ENGINES for k in KINDS]
+    every.insert(1, Case(engine="embedded", kind="lora", mode="refuse"))
+    chosen = [c for c in every if engine in {None, c.engine} and kind in {None, c.kind} and mode in {None, c.mode}]
+    if not chosen:  # asked for by name
+        chosen = [Case(engine=engine or "embedded", kind=kind or "lora", mode=mode or "seamless")]
+    return chosen
+
+
+def config_of(case: Case, arguments: argparse.Namespace, run_dir: Path) -> Config:
+    """The deployment of a row: scores only, which the readers give; small batches, so that there are many updates.
+
+    Raises:
+        ConfigError: this build knows no such engine, or no such weights.
+    """
+    chosen: dict[str, Any] = {
+        "run_dir": str(run_dir),
+        "model.path": arguments.model_path,
+        "serving.port": 0,
+        "serving.on_update": case.mode,
+        "engine.kind": case.engine,
+        "engine.max_parallel": max(arguments.streams, Config().engine.max_parallel),
+        "rollout.batch_size": arguments.batch_size,
+        "rollout.min_batch_size": 1,
+    }
+    if case.kind == "full":
+        chosen["training.use_lora"] = False
+        chosen["training.lr"] = 1e-5
+    settings = [Setting(key=key, value=value, source="benchmark") for key, value in chosen.items()]
+    settings += [_setting(text) for text in arguments.set]
+    return resolve([*from_toml(find_recipe("binary_rl.toml")), *settings]).config
+
+
+def _setting(text: str) -> Setting:
+    key, separator, value = text.partition("=")
+    if not separator:
+        raise ConfigError(f"--set {text}: it is KEY=VALUE")
+    return Setting(key=key, value=value, source="--set")
+
+
+def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
+    name = {"engine": case.engine, "kind": case.kind, "mode": case.mode}
+    options = LoadOptions(
+        streams=arguments.streams,
+        updates=arguments.updates,
+        max_tokens=arguments.max_tokens,
+        limit_s=arguments.limit_s,
+    )
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="openclaw-update-") as directory:
+        try:
+            config = config_of(case, arguments, Path(directory) / "run")
+            with Deployment(config) as deployment:
+                found = figures(asyncio.run(observe(deployment, config, options)))
+        except (ConfigError, DeploymentError, TooSlow) as error:
+            logger.warning("%s: %s", case, error)
+            return {**name, **dict.fromkeys(UNKNOWN), "reason": str(error).partition("\n")[0]}
+    return {**name, **found, "ratios": ratios(found), "seconds": round(time.monotonic() - begin, 1)}
+
+
+def ratios(found: Mapping[str, Any]) -> dict[str, float | None]:
+    """The longest gap while publishing, and while stepping, as a multiple of the longest otherwise."""
+    otherwise = found["gap_ms_otherwise"]
+    gaps: Sequence[tuple[str, float | None]] = [(n, found[f"gap_ms_{n}"]) for n in ("publish", "step")]
+    return {n: round(gap / otherwise, 2) if gap is not None and otherwise else None for n, gap in gaps}

@@ -1,0 +1,200 @@
+"""Streams without a pause, each rated by its reader, while the system learns from the ratings: one row of `update`.
+
+What is counted comes from the client's own ledger; nothing is asked twice. The trainer's spans say what went on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import httpx
+
+from openclaw_rl.config import Config
+from openclaw_rl.evaluation.gaps import PUBLISH, TRAINING_STEP, sorted_gaps, spans_with_open_stream
+from openclaw_rl.evaluation.ledger import Entry, Ledger, Purpose
+from openclaw_rl.evaluation.questions import TRAINING_QUESTIONS
+from openclaw_rl.evaluation.talker import Ask, Talker, key_of, talker
+from openclaw_rl.store import Store
+from openclaw_rl.store.status import Span
+from openclaw_rl.supervision.deployment import Deployment
+from openclaw_rl.types import VersionState
+
+POLL_S = 0.25
+REQUEST_TIMEOUT_S = 300.0
+REFUSED_PAUSE_S = 0.1
+"""A reader who is turned away asks something else so much later."""
+RATED_EVERY = 2
+"""One in so many answers is rated, so that the trainer rests between steps and there is an `otherwise`."""
+WANTED_WORDS = 20
+SERVED = frozenset({VersionState.SERVING, VersionState.RETIRED})
+
+
+class TooSlow(RuntimeError):
+    """The updates did not come about in time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observed:
+    """What the clients wrote down, and when the trainer stepped and published."""
+
+    entries: tuple[Entry, ...]
+    spans: tuple[Span, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadOptions:
+    """`streams` readers at once until `updates` versions were put into service, or `limit_s` has passed."""
+
+    streams: int
+    updates: int
+    max_tokens: int
+    limit_s: float
+
+
+async def observe(deployment: Deployment, config: Config, options: LoadOptions) -> Observed:
+    """Keep the streams open until the updates are done, and the last version has answered.
+
+    Raises:
+        TooSlow: they took longer than the limit.
+        DeploymentError: the deployment ended.
+    """
+    ledger, store, over = Ledger(), Store.open(config.store_path), asyncio.Event()
+    try:
+        async with (
+            talker(
+                deployment.url, ledger=ledger, timeout_s=REQUEST_TIMEOUT_S, api_key=key_of(config.serving)
+            ) as client,
+            httpx.AsyncClient(base_url=deployment.url, trust_env=False, timeout=REQUEST_TIMEOUT_S) as rater,
+            asyncio.TaskGroup() as group,
+        ):
+            numbers = itertools.count()
+            for _ in range(options.streams):
+                group.create_task(_read_on(client, rater, numbers, options.max_tokens, over))
+            try:
+                updated = await _until_updated(store, ledger, options)
+            finally:
+                over.set()
+        if not updated:
+            raise TooSlow(f"{options.updates} updates took longer than {options.limit_s:.0f} s")
+        return Observed(entries=tuple(ledger), spans=tuple(store.status.spans()))
+    finally:
+        store.close()
+
+
+async def _until_updated(store: Store, ledger: Ledger, options: LoadOptions) -> bool:
+    """Whether it came to so many updates in time, and the last version has answered somebody."""
+    deadline = time.monotonic() + options.limit_s
+    while time.monotonic() < deadline:
+        versions = await asyncio.to_thread(store.versions.all)
+        served = [v.version for v in versions if v.version and v.state in SERVED]
+        if len(served) >= options.updates and any(entry.version == max(served) for entry in ledger if entry.answered):
+            return True
+        await asyncio.sleep(POLL_S)
+    return False
+
+
+async def _read_on(
+    client: Talker, rater: httpx.AsyncClient, numbers: Iterable[int], max_tokens: int, over: asyncio.Event
+) -> None:
+    """One reader: ask, read, rate, and ask something else at once, until it is over."""
+    for number in numbers:
+        if over.is_set():
+            return
+        entry = await client.ask(_question(number, max_tokens))
+        if entry.answered and number % RATED_EVERY == 0:
+            # Short answers are liked, so that there are ratings of both kinds, and something is learned.
+            entry.verdict = 1 if len(entry.text.split()) < WANTED_WORDS else -1
+            rated = await rater.post("feedback", json={"turn_id": entry.turn_id, "score": entry.verdict})
+            rated.raise_for_status()
+        if not entry.answered:
+            await asyncio.sleep(REFUSED_PAUSE_S)
+
+
+def _question(number: int, max_tokens: int) -> Ask:
+    question = TRAINING_QUESTIONS[number % len(TRAINING_QUESTIONS)].text
+    return Ask(
+        purpose=Purpose.QUESTION,
+        model="policy",
+        messages=({"role": "user", "content": question},),
+        question=question,
+        session=f"reader-{number}",
+        interaction=number,
+        temperature=1.0,
+        max_tokens=max_tokens,
+        seed=number,
+    )
+
+
+# --- the figures -------------------------------------------------------------------------------------------
+
+
+def figures(seen: Observed) -> dict[str, float | int | None]:
+    """The row of what was observed: counts, longest gaps (and 99th percentiles), seconds from step to service."""
+    spans = whole_updates(seen.spans)
+    publishes = [span for span in spans if span.name == PUBLISH]
+    opened = [
+        (entry.opened_at, entry.ended_at)
+        for entry in seen.entries
+        if entry.opened_at is not None and entry.ended_at is not None
+    ]
+    gaps = sorted_gaps([entry.chunk_times for entry in seen.entries], spans)
+    served = seconds_to_serve(seen)
+    return {
+        "refused": sum(entry.refused for entry in seen.entries),
+        "broken": sum(entry.broken for entry in seen.entries),
+        "requests": len(seen.entries),
+        "updates": len(publishes),
+        "updates_with_open_stream": spans_with_open_stream(publishes, opened),
+        "gap_ms_publish": _ms(max(gaps.publish, default=None)),
+        "gap_ms_step": _ms(max(gaps.step, default=None)),
+        "gap_ms_otherwise": _ms(max(gaps.otherwise, default=None)),
+        "gap_ms_publish_p99": _ms(percentile(gaps.publish, 0.99)),
+        "gap_ms_step_p99": _ms(percentile(gaps.step, 0.99)),
+        "gap_ms_otherwise_p99": _ms(percentile(gaps.otherwise, 0.99)),
+        "gaps_publish": len(gaps.publish),
+        "gaps_step": len(gaps.step),
+        "gaps_otherwise": len(gaps.otherwise),
+        "seconds_to_serve": round(percentile(served, 0.5) or 0.0, 3) if served else None,
+        "seconds_to_serve_longest": round(max(served), 3) if served else None,
+    }
+
+
+def whole_updates(spans: Iterable[Span]) -> list[Span]:
+    """Publications, and steps that last until their version's publication begins.
+
+    Between the two the trainer writes its checkpoint: its work, too, goes on beside the streams.
+    """
+    spans = tuple(spans)
+    publishes = {span.details.get("version"): span for span in spans if span.name == PUBLISH}
+    found = list(publishes.values())
+    for span in spans:
+        if span.name == TRAINING_STEP:
+            publish = publishes.get(span.details.get("step"))
+            until = span.ended_at if publish is None else publish.started_at
+            found.append(Span(name=span.name, started_at=span.started_at, ended_at=until, details=span.details))
+    return found
+
+
+def seconds_to_serve(seen: Observed) -> list[float]:
+    """For each version: from the end of its step to the first token that a client got of it."""
+    ended = {span.details.get("step"): span.ended_at for span in seen.spans if span.name == TRAINING_STEP}
+    first: dict[int, float] = {}
+    for entry in seen.entries:
+        if entry.version and entry.chunk_times:
+            first[entry.version] = min(entry.chunk_times[0], first.get(entry.version, float("inf")))
+    return [first[version] - end for version, end in ended.items() if version in first and end is not None]
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The smallest value that at least this share of all do not exceed; None of nothing."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 1)

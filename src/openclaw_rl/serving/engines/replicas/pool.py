@@ -1,0 +1,111 @@
+"""The engine's process where it has several: starts each replica as a process of its own, and minds them.
+
+One that ends is started again, after a while that doubles; the others go on. `status` hears of all of them from here.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.child import EXIT_NO_RESTART
+from openclaw_rl.supervision.children import Backoff, Child
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.supervision.state import child_config_path
+from openclaw_rl.types import LoopName
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+SHARE_OF_SHUTDOWN = 0.3
+"""Of supervisor.shutdown_timeout_s: the supervisor gives the engine's process a third of it."""
+
+
+def run(config: Config, stop: threading.Event) -> None:
+    """Mind `engine.replicas` processes until `stop` is set. Call it from the main thread, to which they are tied.
+
+    Raises:
+        ConfigError: one of them cannot run with this configuration.
+    """
+    store = Store.open(config.store_path)
+    children = [_child(config, number) for number in range(config.engine.replicas)]
+    reporter = LoopReporter(store, LoopName.ENGINE)
+    try:
+        for child in children:
+            child.start()
+        while not stop.wait(POLL_S):
+            for number, child in enumerate(children):
+                _mind(number, child)
+            _report(reporter, children)
+    finally:
+        _end(children, config.supervisor.shutdown_timeout_s * SHARE_OF_SHUTDOWN)
+        store.close()
+
+
+def replica_command(config: Config, number: int) -> list[str]:
+    """How the process of replica `number` (from 0) is started."""
+    module = "openclaw_rl.serving.engines.replicas.worker"
+    path = str(child_config_path(config.run_dir))
+    return [sys.executable, "-m", module, str(number), "--config", path, "--parent", str(os.getpid())]
+
+
+def threads_of_each(threads: int, replicas: int) -> int:
+    """CPU threads of one replica: its share of the engine's, at least one."""
+    return max(1, threads // replicas)
+
+
+def _child(config: Config, number: int) -> Child:
+    threads = str(threads_of_each(config.engine.threads, config.engine.replicas))
+    settings = config.supervisor
+    return Child(
+        LoopName.ENGINE,
+        replica_command(config, number),
+        {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        config.logs_dir / f"engine-{number + 1}.log",
+        Backoff(settings.restart_backoff_s, settings.max_backoff_s),
+    )
+
+
+def _mind(number: int, child: Child) -> None:
+    ended = child.reap(restart=True)
+    if ended is not None:
+        last = child.last_log_line()
+        if ended.code in EXIT_NO_RESTART:
+            raise ConfigError(last or f"replica {number + 1} cannot run with this configuration")
+        logger.warning("replica %d %s; it is started again (%s)", number + 1, ended.words(), last)
+    child.start_if_due()
+
+
+def _report(reporter: LoopReporter, children: Sequence[Child]) -> None:
+    running = sum(child.running for child in children)
+    restarts = [child.state.restarts for child in children]
+    if running == len(children):
+        reporter.working(f"{running} replicas run", restarts=restarts)
+    else:
+        reporter.waiting(
+            f"{len(children) - running} of {len(children)} replicas to be started again", restarts=restarts
+        )
+
+
+def _end(children: Sequence[Child], timeout_s: float) -> None:
+    """Ask all to end, and end those that do not in time."""
+    for child in children:
+        child.cancel_restart()
+        child.terminate()
+    deadline = time.monotonic() + timeout_s
+    while any(child.running for child in children) and time.monotonic() < deadline:
+        for child in children:
+            child.reap(restart=False)
+        time.sleep(POLL_S / 5)
+    for child in children:
+        if child.running:
+            logger.warning("a replica did not end within %.1f s and is killed", timeout_s)
+            child.kill()
+            child.reap(restart=False)

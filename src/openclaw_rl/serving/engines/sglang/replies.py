@@ -1,0 +1,121 @@
+"""One answer of SGLang as it comes: pieces in, events out. Pure but for the tokenizer.
+
+Where the weights may change under an answer, a token's version is certain only while the server says that it still
+has the weights that it had before the answer began. From then on the text goes on as it comes, and the tokens are
+told at the end, when SGLang says which weights drew which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from openclaw_rl.serving.engines.embedded.answer import AnswerText
+from openclaw_rl.serving.engines.protocol import ChatEvent, EngineError, Finished, TokensDrawn
+from openclaw_rl.serving.engines.sglang.wire import Chunk, version_of_weights, versions_of
+from openclaw_rl.serving.engines.tool_parser import Parsed
+from openclaw_rl.types import BASE_VERSION, FinishReason
+
+Drawn = tuple[int, float | None, tuple[int, ...] | None]
+"""A token, its log-probability, and the set that it was drawn from."""
+
+NO_DISTRIBUTION_TOKENS = 2
+"""So many tokens in a row without a log-probability are no accident: the model is broken."""
+
+
+class Reply:
+    """Reads one answer. `version`: the LoRA version that draws it, 0 for the server's own weights, called `weights`.
+
+    `truncated`: whether kept sets are expected.
+    """
+
+    def __init__(
+        self, text: AnswerText, *, version: int, weights: str, end_tokens: Collection[int], truncated: bool
+    ) -> None:
+        self._text = text
+        self._adapter = version
+        self._weights = weights
+        self._end_tokens = end_tokens
+        self._truncated = truncated
+        self._all: list[Drawn] = []
+        self._told = 0
+        self._certain = True
+        self._without = 0
+        self._reason: FinishReason | None = None
+        self.seen = 0
+        """Tokens that the server has sent; more than the answer has, if it was slow to notice the end."""
+        self.done = False
+        self.server_done = False
+        """Whether the server has said that it ends the answer."""
+
+    def take(self, chunk: Chunk) -> list[ChatEvent]:
+        """The events that a piece brings; `done` afterwards if it was the last that is wanted.
+
+        Raises:
+            EngineError: the model gives no distribution, or the server does not say who drew a token.
+        """
+        self.seen += len(chunk.ids)
+        shown = self._feed(chunk)
+        if self._adapter == BASE_VERSION and chunk.weights != self._weights:
+            self._certain = False
+        if self._reason is None and chunk.reason is not None:
+            self._reason = chunk.reason
+            shown = _joined(shown, self._text.finish())
+        self.server_done = chunk.reason is not None
+        self.done = self.server_done or (self._reason is not None and self._certain)
+        events: list[ChatEvent] = []
+        drawn = self._drawn(chunk, shown)
+        if drawn.ids or drawn.text or drawn.tool_calls:
+            events.append(drawn)
+        if self.done:
+            events.append(self._finished(chunk))
+        return events
+
+    def _feed(self, chunk: Chunk) -> Parsed:
+        """Take the tokens up to the one that ends the answer; the text that they complete."""
+        shown = Parsed()
+        for number, (token, logprob) in enumerate(zip(chunk.ids, chunk.logprobs, strict=True)):
+            if self._reason is not None:
+                break
+            self._without = self._without + 1 if logprob is None else 0
+            if self._without >= NO_DISTRIBUTION_TOKENS:
+                raise EngineError("the model's logits are not finite")
+            self._all.append((token, logprob, chunk.kept[number] if chunk.kept is not None else None))
+            shown = _joined(shown, self._text.feed((token,)))
+            if token in self._end_tokens or self._text.stopped:
+                self._reason = FinishReason.STOP
+                shown = _joined(shown, self._text.finish())
+        return shown
+
+    def _drawn(self, chunk: Chunk, shown: Parsed) -> TokensDrawn:
+        """The text, with the tokens that can be told now."""
+        new = self._all[self._told :] if self._certain or self.done else []
+        versions = self._versions(chunk, len(new))
+        self._told += len(new)
+        return TokensDrawn(
+            ids=tuple(token for token, _, _ in new),
+            logprobs=tuple(logprob for _, logprob, _ in new),
+            versions=versions,
+            text=shown.text,
+            tool_calls=shown.tool_calls,
+            kept=tuple(kept for _, _, kept in new) if self._truncated and new else None,
+        )
+
+    def _versions(self, chunk: Chunk, count: int) -> tuple[int, ...]:
+        if self._adapter != BASE_VERSION:
+            return (self._adapter,) * count
+        if self._certain:
+            return (version_of_weights(self._weights),) * count
+        return versions_of(chunk.spans, len(self._all))[self._told :] if count else ()
+
+    def _finished(self, chunk: Chunk) -> Finished:
+        reason = self._reason or FinishReason.ABORT
+        cut = len(self._all) < self.seen
+        return Finished(
+            finish_reason=self._text.finish_reason(reason),
+            prompt_tokens=chunk.prompt_tokens,
+            completion_tokens=len(self._all) if cut else chunk.completion_tokens,
+        )
+
+
+def _joined(one: Parsed, other: Parsed) -> Parsed:
+    return Parsed(text=one.text + other.text, tool_calls=one.tool_calls + other.tool_calls)

@@ -1,0 +1,55 @@
+"""What a server must offer to serve this configuration, and by which option it would. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from openclaw_rl.config import Config
+
+WRITTEN_FOR = "0.5.23"
+"""The version of SGLang whose HTTP this adapter was written for, and tested with."""
+_OLDEST = (0, 5, 23)
+
+
+def unmet(info: Mapping[str, Any], config: Config) -> list[str]:
+    """What the server of this `GET /server_info` lacks, a sentence each; empty where it serves everything."""
+    lacking = []
+    version = str(info.get("version", ""))
+    if _numbers(version) < _OLDEST:
+        lacking.append(f"SGLang {version or 'of unknown version'} is too old: {WRITTEN_FOR} is needed")
+    if config.training.enabled:
+        lacking += _unmet_by_training(info, config)
+    if info.get("skip_tokenizer_init"):
+        lacking.append("SGLang was started with --skip-tokenizer-init: stop strings would not end an answer")
+    return lacking
+
+
+def _unmet_by_training(info: Mapping[str, Any], config: Config) -> list[str]:
+    """What publishing LoRA versions asks for."""
+    lora = config.training.lora
+    if not info.get("enable_lora"):
+        modules = " ".join(lora.target_modules)
+        return [
+            f"SGLang was started without --enable-lora --max-lora-rank {lora.rank} --lora-target-modules {modules}: "
+            "it could not serve what is learned"
+        ]
+    lacking = []
+    rank = info.get("max_lora_rank")
+    if isinstance(rank, int) and rank < lora.rank:
+        lacking.append(f"SGLang's --max-lora-rank is {rank}, training.lora.rank is {lora.rank}")
+    served = info.get("lora_target_modules")
+    if isinstance(served, Collection) and "all" not in served and set(lora.target_modules) - set(served):
+        missing = ", ".join(sorted(set(lora.target_modules) - set(served)))
+        lacking.append(f"SGLang's --lora-target-modules lacks {missing}")
+    return lacking
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """`0.5.23.post1` as (0, 5, 23)."""
+    numbers = []
+    for part in version.split(".")[:3]:
+        if not part.isdigit():
+            break
+        numbers.append(int(part))
+    return tuple(numbers)

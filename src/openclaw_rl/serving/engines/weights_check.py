@@ -1,0 +1,118 @@
+"""A version's files, looked at before an engine that is not ours reads them: a server that trips over them may die.
+
+Whole (the manifest), finite, and of the base's shapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from openclaw_rl.policy_files import (
+    ADAPTER_DIR,
+    MANIFEST,
+    MODEL_DIR,
+    CorruptPolicy,
+    Weights,
+    WeightsKind,
+    verify_manifest,
+    weights_of,
+)
+from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
+
+_PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
+_PLAIN: Mapping[str, Any] = {
+    "use_dora": False,
+    "bias": "none",
+    "modules_to_save": None,
+    "fan_in_fan_out": False,
+    "lora_bias": False,
+    "alpha_pattern": {},
+    "rank_pattern": {},
+}
+"""What a plain LoRA adapter's configuration says, where it says anything."""
+
+Shape = tuple[int, ...]
+
+
+def check_weights(path: Path, base: Path) -> Weights:
+    """The version at `path`, which is as it was written and fits the model in the directory `base`.
+
+    Reads every tensor once, so not in an event loop.
+
+    Raises:
+        InvalidEngineRequest: the files are not what was written, hold NaN or infinity, or do not fit.
+    """
+    try:
+        weights = weights_of(path)
+        verify_manifest(_described(weights.directory))
+        if weights.kind is WeightsKind.LORA:
+            _check_plain(weights.directory)
+        shapes = _shapes(weights.directory)
+        _check_finite(weights.directory)
+    except (OSError, ValueError) as error:
+        raise _unusable(f"the version's files cannot be used: {error}") from error
+    base_shapes = _shapes(base)
+    if weights.kind is WeightsKind.LORA:
+        _check_adapter(shapes, base_shapes)
+    elif shapes != base_shapes:
+        odd = sorted(name for name in {*shapes, *base_shapes} if shapes.get(name) != base_shapes.get(name))
+        raise _unusable(f"the model does not fit the base in {odd[0]}")
+    return weights
+
+
+def _described(directory: Path) -> Path:
+    """The directory with the manifest: its own, else that of the checkpoint which it is a part of."""
+    part = directory.name in {ADAPTER_DIR, MODEL_DIR} and not (directory / MANIFEST).is_file()
+    return directory.parent if part else directory
+
+
+def _check_plain(directory: Path) -> None:
+    config = json.loads((directory / "adapter_config.json").read_text(encoding="utf-8"))
+    for key, plain in _PLAIN.items():
+        if config.get(key) not in (plain, None):
+            raise CorruptPolicy(f"{key} = {config[key]!r}: only plain LoRA adapters are served")
+
+
+def _check_adapter(shapes: Mapping[str, Shape], base: Mapping[str, Shape]) -> None:
+    """Each pair [r, in], [out, r] lies beside a layer [out, in] of the base."""
+    layers = {key.removeprefix(_PREFIX).removesuffix(_DOWN).removesuffix(_UP) for key in shapes}
+    for layer in sorted(layers):
+        down, up = shapes.get(_PREFIX + layer + _DOWN), shapes.get(_PREFIX + layer + _UP)
+        whole = base.get(f"{layer}.weight")
+        if down is None or up is None or whole != (up[0], down[1]) or up[1] != down[0]:
+            raise _unusable(f"the adapter does not fit the model's layer {layer}")
+
+
+def _shapes(directory: Path) -> dict[str, Shape]:
+    """The shape of every tensor in the safetensors files; reads no tensor."""
+    shapes: dict[str, Shape] = {}
+    for file in _files(directory):
+        with safe_open(file, framework="pt") as tensors:
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return shapes
+
+
+def _check_finite(directory: Path) -> None:
+    import torch  # whoever only asks an engine for answers has no need of it
+
+    for file in _files(directory):
+        with safe_open(file, framework="pt") as tensors:
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
+                if not bool(torch.isfinite(tensors.get_tensor(name)).all()):
+                    raise CorruptPolicy(f"{name} holds values that are not finite")
+
+
+def _files(directory: Path) -> list[Path]:
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise CorruptPolicy(f"{directory} holds no safetensors file")
+    return files
+
+
+def _unusable(reason: str) -> InvalidEngineRequest:
+    return InvalidEngineRequest(reason, param="path")

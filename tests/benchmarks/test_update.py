@@ -1,0 +1,114 @@
+"""Updates under load: what is counted of them, and the whole with a tiny model."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.__main__ import main
+from benchmarks.update import Case, as_json, cases, config_of, ratios
+from benchmarks.update_load import Observed, figures, percentile, seconds_to_serve
+
+from openclaw_rl.evaluation.ledger import Entry, Purpose
+from openclaw_rl.store.status import Span
+from openclaw_rl.testing.tiny_model import build_tiny_model
+
+
+def entry(times: list[float], *, version: int = 0, **values: Any) -> Entry:
+    fields: dict[str, Any] = {
+        "purpose": Purpose.QUESTION,
+        "model": "policy",
+        "session": None,
+        "question": "",
+        "interaction": None,
+        "attempt": 1,
+        "sent_at": times[0] if times else 0.0,
+        "opened_at": times[0] if times else None,
+        "ended_at": times[-1] if times else 0.0,
+        "finish_reason": "stop",
+        **values,
+    }
+    return Entry(chunk_times=times, version=version, **fields)
+
+
+def span(name: str, begin: float, end: float, **details: int) -> Span:
+    return Span(name=name, started_at=begin, ended_at=end, details=details)
+
+
+SEEN = Observed(
+    entries=(
+        entry([0.0, 0.1, 0.3]),
+        entry([9.0, 10.5, 11.0, 12.25, 12.75, 13.0]),
+        entry([12.5, 12.6], version=1),
+        entry([12.25, 12.5], version=1, finish_reason=None, error="broken"),
+        entry([], error="HTTP 503"),
+    ),
+    spans=(span("training_step", 10.0, 11.0, step=1), span("publish", 12.5, 12.7, version=1)),
+)
+
+
+def test_gaps_are_of_publishing_of_the_trainers_work_or_of_neither() -> None:
+    found = figures(SEEN)
+    assert (found["refused"], found["broken"], found["updates"], found["requests"]) == (1, 1, 1, 5)
+    assert found["updates_with_open_stream"] == 1
+    assert found["gap_ms_publish"] == 500.0  # 12.25 to 12.75
+    assert found["gap_ms_step"] == 1500.0  # 9.0 to 10.5; and 11.0 to 12.25, when the checkpoint is written
+    assert found["gap_ms_otherwise"] == 250.0  # 12.75 to 13.0
+    assert found["gaps_step"] == 4
+    assert ratios(found) == {"publish": 2.0, "step": 6.0}
+
+
+def test_seconds_to_serve_are_from_the_end_of_the_step_to_the_first_token() -> None:
+    assert seconds_to_serve(SEEN) == [1.25]
+
+
+def test_nothing_seen_is_not_nought() -> None:
+    found = figures(Observed(entries=(), spans=()))
+    assert found["gap_ms_publish"] is found["gap_ms_step"] is found["seconds_to_serve"] is None
+    assert ratios(found) == {"publish": None, "step": None}
+
+
+@pytest.mark.parametrize(("share", "value"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.0, 1)])
+def test_percentile(share: float, value: float) -> None:
+    assert percentile([float(number) for number in range(1, 101)], share) == value
+
+
+def test_rows() -> None:
+    assert len(cases(None, None, None)) == 7
+    assert [case.mode for case in cases("embedded", "lora", None)] == ["seamless", "refuse"]
+    assert cases("vllm", "lora", "refuse") == [Case(engine="vllm", kind="lora", mode="refuse")]
+
+
+def arguments(**changed: Any) -> argparse.Namespace:
+    values = {"model_path": "smollm2", "streams": 12, "batch_size": 2, "set": ["engine.threads=2"], **changed}
+    return argparse.Namespace(**values)
+
+
+def test_a_row_is_a_deployment_that_differs_in_words_only(tmp_path: Path) -> None:
+    config = config_of(Case(engine="embedded", kind="lora", mode="refuse"), arguments(), tmp_path)
+    assert config.serving.on_update == "refuse"
+    assert (config.engine.kind, config.engine.max_parallel, config.engine.threads) == ("embedded", 12, 2)
+    assert config.rollout.batch_size == 2
+
+
+@pytest.mark.parametrize("mode", ["seamless", "refuse"])
+def test_updates_under_load(mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(build_tiny_model(tmp_path / "tiny"))
+    small = ["--updates", "2", "--streams", "3", "--max-tokens", "40", "--batch-size", "2", "--limit-s", "150"]
+    row = ["--engine", "embedded", "--kind", "lora", "--mode", mode, "--model-path", model, "--json"]
+    assert main(["update", *row, *small]) == 0
+    (found,) = json.loads(capsys.readouterr().out)
+    assert (found["engine"], found["kind"], found["mode"]) == ("embedded", "lora", mode)
+    assert found["updates"] >= 2
+    assert found["seconds_to_serve"] > 0
+    assert found["gap_ms_otherwise"] > 0
+    lost = found["refused"] + found["broken"]
+    assert lost == 0 if mode == "seamless" else lost > 0
+
+
+def test_what_cannot_be_measured_is_null_with_a_reason() -> None:
+    rows = [{"engine": "vllm", "kind": "full", "mode": "seamless", "refused": None, "reason": "it is not here"}]
+    assert as_json({"date": "today", "rows": rows}) == [{**rows[0], "date": "today"}]

@@ -1,0 +1,162 @@
+"""SGLang keeps the contract: the package from PyPI, on a CPU, with our stand-in for its kernels (`sglang_cpu`)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from openclaw_rl.config import Config, ModelConfig
+from openclaw_rl.models import resolve_model
+from openclaw_rl.serving.engines.protocol import Engine, InvalidEngineRequest
+from openclaw_rl.types import PolicyVersion, VersionState
+from tests.engines.contract import STORY, EngineContract, scored
+from tests.engines.harness import EngineHarness, Stream, answer, assert_close
+from tests.engines.support import request
+
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
+
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-sglang/bin/python"
+ON_CPU = [
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--lora-backend", "torch_native"),
+    *("--mem-fraction-static", "0.3", "--max-total-tokens", "8192"),
+]
+
+
+def config_of(run_dir: Path, model: Path, **engine: Any) -> Config:
+    values = {"kind": "sglang", "context_length": 512, "max_versions": 3, "threads": 1, **engine}
+    return Config.model_validate({"run_dir": run_dir, "model": {"path": str(model)}, "engine": values})
+
+
+@pytest.fixture(scope="module")
+def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
+    if not PYTHON.is_file():
+        pytest.skip("no SGLang here: make sglang-test-venv")
+    model = resolve_model(ModelConfig())
+    own = {"sglang": {"python": str(PYTHON)}, "extra_args": ON_CPU}
+    config = config_of(tmp_path_factory.mktemp("sglang"), model, **own)
+    with EngineHarness(config, model, start_timeout_s=600) as started:
+        yield started
+
+
+class TestSglang(EngineContract):
+    """The promises, but for those that SGLang cannot keep on a CPU; and what is special about it."""
+
+    # --- where SGLang is different ---------------------------------------------------------------------------
+
+    def test_a_seed_fixes_an_answer(self, harness: EngineHarness) -> None:
+        pytest.skip("SGLang honours a seed only with deterministic inference, which needs a GPU")
+
+    def test_streamed_and_whole_answers_are_the_same_tokens(self, harness: EngineHarness, tmp_path: Path) -> None:
+        pytest.skip("drawn with a seed; the adapter asks SGLang in one way, whatever the client asked for")
+
+    @pytest.mark.parametrize("temperature", [0.7, 1.0])
+    def test_score_is_what_generation_said(self, harness: EngineHarness, temperature: float) -> None:
+        if temperature == 1.0:
+            super().test_score_is_what_generation_said(harness, temperature)
+            return
+
+        async def scenario(engine: Engine) -> None:
+            stream = await answer(engine, request("Name a river.", temperature=temperature, max_tokens=2))
+            with pytest.raises(InvalidEngineRequest, match="temperature"):
+                await engine.score(scored(stream, temperature=temperature))
+
+        harness.run(scenario)
+
+    def test_kept_sets_are_told(self, harness: EngineHarness) -> None:
+        async def scenario(engine: Engine) -> list[Stream]:
+            cuts: list[dict[str, Any]] = [{"top_p": 0.7}, {"top_k": 5}]
+            return [await answer(engine, request(STORY, temperature=1.0, max_tokens=8, **cut)) for cut in cuts]
+
+        for stream in harness.run(scenario):
+            assert all(kept is not None for kept in stream.kept)
+
+    # --- what others could trip over ---------------------------------------------------------------------------
+
+    def test_a_name_that_was_unloaded_still_answers_and_we_do_not_ask(self, harness: EngineHarness) -> None:
+        """Why versions are refused here and not there."""
+
+        async def scenario(engine: Engine) -> int:
+            version = harness.lora()
+            await engine.load_version(version)
+            await engine.unload_version(version.version)
+            body = {
+                "input_ids": [1, 2, 3],
+                "sampling_params": {"max_new_tokens": 1},
+                "lora_path": f"policy-v{version.version}",
+            }
+            async with httpx.AsyncClient(base_url=url_of(harness), timeout=60, trust_env=False) as http:
+                answered = (await http.post("/generate", json=body)).status_code
+            await engine.unload_version(version.version)
+            return answered
+
+        assert harness.run(scenario) == 200
+
+    def test_an_adapter_of_another_model_never_reaches_the_server(
+        self, harness: EngineHarness, adapters: dict[int, PolicyVersion]
+    ) -> None:
+        async def scenario(engine: Engine) -> None:
+            with pytest.raises(InvalidEngineRequest, match="does not fit"):
+                await engine.load_version(adapters[1])
+            assert (await engine.health()).ready
+
+        harness.run(scenario)
+
+    def test_a_server_elsewhere_is_used_as_it_is(self, harness: EngineHarness, tmp_path: Path) -> None:
+        attached = config_of(tmp_path, harness.model, urls=[url_of(harness)])
+        asked = request("Name a river.", max_tokens=8)
+        one = harness.run(lambda engine: answer(engine, asked))
+        with EngineHarness(attached, harness.model, start_timeout_s=120) as other:
+            two = other.run(lambda engine: answer(engine, asked))
+        assert one.ids == two.ids
+        assert_close(one.logprobs, two.logprobs, harness.bounds.same)
+        assert harness.run(lambda engine: engine.health()).ready, "who only used it does not end it"
+
+    def test_going_back_to_the_base_shares_nothing_with_what_was(self, harness: EngineHarness) -> None:
+        """Whole weights and back: the same prompt again, whose prefix was computed by three sets of weights."""
+
+        async def scenario(engine: Engine) -> tuple[Stream, Stream, PolicyVersion]:
+            asked = request(STORY, temperature=1.0, max_tokens=12)
+            await answer(engine, asked)
+            version = harness.full()
+            harness.changed = True
+            await engine.load_version(version)
+            new = await answer(engine, request(STORY, version=version.version, temperature=1.0, max_tokens=12))
+            with pytest.raises(InvalidEngineRequest):
+                await answer(engine, asked)
+            await engine.load_version(BASE)
+            harness.changed = False
+            return new, await answer(engine, asked), version
+
+        new, base, version = harness.run(scenario)
+        assert_close(new.logprobs, harness.transformers(version, new), harness.bounds.transformers)
+        assert_close(base.logprobs, harness.transformers(None, base), harness.bounds.transformers)
+
+    def test_a_server_that_was_started_here_ends_with_us(self, harness: EngineHarness) -> None:
+        before = servers()
+        assert len(before) > 1, "the server and its workers"
+        harness.changed = True
+        harness.kill()
+        _, left = psutil.wait_procs(before, timeout=20)
+        assert not left
+
+
+BASE = PolicyVersion(version=0, state=VersionState.SERVING, path=None, step=0, created_at=0.0)
+
+
+def servers() -> list[psutil.Process]:
+    """SGLang and what it started, of those processes that this one started."""
+    ours = psutil.Process(os.getpid()).children(recursive=True)
+    roots = [process for process in ours if "sglang.launch_server" in process.cmdline()]
+    return [process for root in roots for process in (root, *root.children(recursive=True))]
+
+
+def url_of(harness: EngineHarness) -> str:
+    """Where SGLang itself listens, behind the engine's process."""
+    words = servers()[0].cmdline()
+    return f"http://{harness.config.engine.host}:{words[words.index('--port') + 1]}"
