@@ -16,6 +16,8 @@ from openclaw_rl.models import context_length
 VENV_PYTHON = Path(".venv-vllm/bin/python")
 BASE_NAME = "base"
 """The name under which vLLM serves the model itself."""
+EXTENSION = "openclaw_rl_in_vllm.WorkerExtension"
+"""What vLLM's workers are given (`in_vllm`)."""
 SPARE_TOKENS = 1
 """Scoring draws one token that nobody wants: vLLM's context is longer by it than ours, where the model allows it."""
 
@@ -70,6 +72,7 @@ def server_command(config: Config, *, python: Path, model: Path, context: int, s
         "--max-loras": versions,
         "--max-cpu-loras": versions,
         "--logprobs-mode": "processed_logprobs",
+        "--worker-extension-cls": EXTENSION,
         "--seed": str(secrets.randbelow(2**31)),
     }
     arguments = [part for option in options.items() for part in option]
