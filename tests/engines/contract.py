@@ -436,7 +436,7 @@ class EngineContract:
 
             async def client(number: int) -> None:
                 while not over.is_set():
-                    asked = request(f"{STORY} {number}", version=max(published), temperature=1.0, max_tokens=24)
+                    asked = request(f"{STORY} {number}", version=max(published), temperature=1.0, max_tokens=8)
                     ended.append(await answer(engine, asked))
 
             clients = [asyncio.create_task(client(number)) for number in range(3)]

@@ -36,6 +36,7 @@ class FakeVllm:
     asked: list[Json] = field(default_factory=list)
     reloaded: list[str] = field(default_factory=list)
     unloaded: list[str] = field(default_factory=list)
+    healed_before: list[int] = field(default_factory=list)
 
     def restart(self) -> None:
         """As if it had been killed and started again."""
@@ -58,8 +59,7 @@ def create_fake(fake: FakeVllm) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        cache = 'vllm:cache_config_info{block_size="8",hash_block_size="None",num_gpu_blocks="5"} 1.0'
-        return PlainTextResponse(f"# HELP x\nprocess_start_time_seconds {fake.started}\n{cache}\nother 1\n")
+        return PlainTextResponse(f"# HELP x\nprocess_start_time_seconds {fake.started}\nother 1\n")
 
     @app.get("/v1/models")
     async def models() -> Json:
@@ -154,12 +154,16 @@ def _add_weights(app: FastAPI, fake: FakeVllm) -> None:
     @app.post("/collective_rpc")
     async def rpc(request: Request) -> Response:
         body = await request.json()
+        if body["method"] == "openclaw_heal_cache":
+            await asyncio.sleep(0.1)
+            fake.healed_before.append(len(fake.asked))
+        if body["method"] != "openclaw_reload":
+            return JSONResponse({"results": [{"present": True}]})
         assert fake.paused
-        assert body["method"] == "reload_weights"
         if fake.fail_reloads:
             fake.fail_reloads -= 1
             return _error(500, "shapes differ")
-        fake.reloaded.append(body["kwargs"]["weights_path"])
+        fake.reloaded.append(body["kwargs"]["path"])
         return JSONResponse({"results": [None]})
 
     @app.post("/update_weight_version")

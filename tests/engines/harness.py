@@ -41,7 +41,7 @@ from openclaw_rl.types import PolicyVersion, VersionState
 from tests.engines.support import plain_logprobs, plain_model, write_adapter
 
 T = TypeVar("T")
-SCENARIO_S = 240.0
+SCENARIO_S = 500.0
 """The deadline of one scenario; an engine that hangs fails its test, not the whole run."""
 
 

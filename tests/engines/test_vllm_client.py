@@ -154,7 +154,7 @@ def test_an_adapter_that_vllm_has_already_is_taken_as_it_is(tiny: Path, tmp_path
     run(scenario)
 
 
-def test_a_version_that_gives_nan_is_unloaded_and_its_traces_are_scrubbed(tiny: Path, tmp_path: Path) -> None:
+def test_a_version_that_gives_nan_is_unloaded_and_its_traces_are_removed(tiny: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         fake = FakeVllm()
         async with engine_for(fake, tiny) as engine:
@@ -163,12 +163,8 @@ def test_a_version_that_gives_nan_is_unloaded_and_its_traces_are_scrubbed(tiny: 
             with pytest.raises(EngineError, match="not finite"):
                 await answer(engine, request(version=1))
             fake.logprob = -0.5
-            before = len(fake.asked)
             await answer(engine, request())
-            *scrubbing, last = fake.asked[before:]
-            assert [len(body["token_ids"]) for body in scrubbing] == [8] * 5
-            assert len({body["cache_salt"] for body in scrubbing}) == 5
-            assert last["stream"], "the request waited until the cache was clean"
+            assert fake.healed_before == [len(fake.asked) - 1], "the request waited until the cache was clean"
             with pytest.raises(UnknownVersion):
                 await answer(engine, request(version=1))
             assert len(fake.unloaded) == 1

@@ -12,7 +12,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import write_manifest
 from openclaw_rl.serving.engines.protocol import EngineOverloaded, UnknownVersion
-from openclaw_rl.serving.engines.vllm.launch import find_python, server_command, server_environment
+from openclaw_rl.serving.engines.vllm.launch import dtype_of, find_python, server_command, server_environment
 from openclaw_rl.serving.engines.vllm.versions import GRACE_S, UNTOUCHED, LoadedVersions, using, weights_name
 
 
@@ -137,6 +137,8 @@ def test_the_command_says_what_the_configuration_says() -> None:
     assert (options["--dtype"], options["--max-model-len"], options["--uds"]) == ("bfloat16", "513", "/s")
     assert (options["--max-lora-rank"], options["--max-loras"], options["--max-num-seqs"]) == ("32", "3", "5")
     assert "--port" not in command
+    plain = Config.model_validate({"model": {"device": "cpu"}, "engine": {"kind": "vllm"}})
+    assert dtype_of(plain) == "float32", "as the trainer computes, whatever vLLM would choose"
     assert server_environment(asked, {"A": "b"})["A"] == "b"
     huge = Config.model_validate({"training": {"lora": {"rank": 600}}, "engine": {"kind": "vllm"}})
     with pytest.raises(ConfigError, match="rank 600"):

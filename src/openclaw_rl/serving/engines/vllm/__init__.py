@@ -11,7 +11,7 @@ that knows at which token this happened; and the gateway needs neither a tokeniz
 - `wire`: what is sent to vLLM and what comes back, as plain values. Pure.
 - `api`: vLLM's HTTP.
 - `versions`: which versions vLLM has loaded under which names, and who uses them.
-- `scrub`: cleaning vLLM's cache of a broken version's NaN.
+- `in_vllm`: what vLLM's own workers are given.
 - `client`: `VllmEngine`, the adapter.
 - `server`: the engine process.
 """

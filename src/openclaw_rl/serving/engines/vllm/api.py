@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,9 @@ from openclaw_rl.serving.engines.vllm import wire
 
 _CONNECT_S = 5.0
 QUICK_S = 10.0
+RPC = "/collective_rpc"
 _HTTP_ERRORS = (ConnectFailed, ConnectionLost, TimeoutError)
 _START_TIME = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
-_CACHE = re.compile(rb"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
-_BLOCK_TOKENS, _BLOCKS = (re.compile(rb'(?:^|,)%s="(\d+)"' % name) for name in (b"block_size", b"num_gpu_blocks"))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CacheSize:
-    """The KV cache: so many blocks of so many tokens each."""
-
-    blocks: int
-    block_tokens: int
 
 
 def connections_to(url: str) -> Connections:
@@ -92,17 +82,12 @@ class VllmApi:
 
     async def started_at(self) -> str | None:
         """When its process started, as it says in its metrics; None where it does not."""
-        found = _START_TIME.search(await self._metrics())
+        try:
+            async with self._exchange("GET", "/metrics", None, QUICK_S) as answer:
+                found = _START_TIME.search(await answer.read_all())
+        except _HTTP_ERRORS as error:
+            raise unreachable(error) from error
         return found.group(1).decode() if found else None
-
-    async def cache_size(self) -> CacheSize | None:
-        """The size of its KV cache, as it says in its metrics; None where it does not."""
-        labels = _CACHE.search(await self._metrics())
-        text = labels.group(1) if labels else b""
-        blocks, tokens = _BLOCKS.search(text), _BLOCK_TOKENS.search(text)
-        if blocks is None or tokens is None:
-            return None
-        return CacheSize(blocks=int(blocks.group(1)), block_tokens=int(tokens.group(1)))
 
     # --- whole models ------------------------------------------------------------------------------------------
 
@@ -116,10 +101,12 @@ class VllmApi:
 
     async def reload_weights(self, path: Path) -> None:
         """Read the weights of a Transformers directory (an absolute path) into the model in place."""
-        kwargs = {"weights_path": str(path)}
-        await self._ask(
-            "POST", "/collective_rpc", {"method": "reload_weights", "kwargs": kwargs}, self._load_timeout_s
-        )
+        body = {"method": "openclaw_reload", "kwargs": {"path": str(path)}}
+        await self._ask("POST", RPC, body, self._load_timeout_s)
+
+    async def heal_cache(self) -> None:
+        """Put zeros in the place of what is not finite in the KV cache."""
+        await self._ask("POST", RPC, {"method": "openclaw_heal_cache"}, self._load_timeout_s)
 
     async def label_weights(self, label: str) -> None:
         """What vLLM calls the weights that draw from now on."""
@@ -143,13 +130,6 @@ class VllmApi:
         self._http.close()
 
     # --- beneath -----------------------------------------------------------------------------------------------
-
-    async def _metrics(self) -> bytes:
-        try:
-            async with self._exchange("GET", "/metrics", None, QUICK_S) as answer:
-                return await answer.read_all()
-        except _HTTP_ERRORS as error:
-            raise unreachable(error) from error
 
     def _exchange(self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float) -> Exchange:
         data = b"" if body is None else fast_json.dumps(dict(body))

@@ -31,9 +31,8 @@ from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import VllmApi
 from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES
-from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, SPARE_TOKENS, slots
+from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, EXTENSION, SPARE_TOKENS, slots
 from openclaw_rl.serving.engines.vllm.probe import Found, check_server
-from openclaw_rl.serving.engines.vllm.scrub import scrub
 from openclaw_rl.serving.engines.vllm.versions import (
     UNTOUCHED,
     LoadedVersions,
@@ -210,24 +209,28 @@ class VllmEngine:
                 if served.version is not None:
                     logger.error("policy version %d gives NaN; it is unloaded", version)
                     self._versions.leave(version)
-                self._begin_scrubbing()
+                self._begin_healing()
                 raise
 
-    def _begin_scrubbing(self) -> None:
-        """Hold new requests until the cache is clean."""
-        if not self._clean.is_set():
-            return
-        self._clean.clear()
+    def _begin_healing(self) -> None:
+        """Hold new requests until vLLM's cache is finite again.
 
-        async def clean() -> None:
-            try:
-                await scrub(self._api, self._versions.base)
-            except EngineError as error:
-                logger.error("vLLM's cache may hold NaN: %s", error)
-            finally:
-                self._clean.set()
+        Attention reads whole blocks and masks what is not yet written by multiplying with zero, and NaN times zero is
+        NaN: a block in which a broken version has left its own would break whoever gets it next.
+        """
+        if self._found is None or self._found.weights_label is None:
+            logger.error("vLLM's cache holds NaN, and it cannot be told to take them out: start it anew")
+        elif self._clean.is_set():
+            self._clean.clear()
+            self._later(self._heal())
 
-        self._later(clean())
+    async def _heal(self) -> None:
+        try:
+            await self._api.heal_cache()
+        except EngineError as error:
+            logger.error("vLLM's cache may hold NaN: %s", error)
+        finally:
+            self._clean.set()
 
     def _draws(self, adapter: int | None) -> int:
         """The version that draws at this moment."""
@@ -301,7 +304,10 @@ class VllmEngine:
         that nobody should notice.
         """
         if self._found is None or self._found.weights_label is None:
-            message = "this vLLM cannot swap whole models: start it with VLLM_SERVER_DEV_MODE=1 in its environment"
+            message = (
+                "this vLLM cannot swap whole models: start it with VLLM_SERVER_DEV_MODE=1 in its environment "
+                f"and --worker-extension-cls {EXTENSION}"
+            )
             raise InvalidEngineRequest(message, param="path")
         await self._api.pause()
         try:

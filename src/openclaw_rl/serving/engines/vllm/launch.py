@@ -11,11 +11,13 @@ from pathlib import Path
 import openclaw_rl
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.models import context_length
+from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length
 
 VENV_PYTHON = Path(".venv-vllm/bin/python")
 BASE_NAME = "base"
 """The name under which vLLM serves the model itself."""
+EXTENSION = "openclaw_rl_in_vllm.WorkerExtension"
+"""What vLLM's workers are given (`in_vllm`)."""
 SPARE_TOKENS = 1
 """Scoring draws one token that nobody wants: vLLM's context is longer by it than ours, where the model allows it."""
 
@@ -46,6 +48,12 @@ def slots(config: Config) -> int:
     return max(2, config.engine.max_versions)
 
 
+def dtype_of(config: Config) -> str:
+    """The type that the trainer computes in: what vLLM would choose by itself is another one on a CPU."""
+    place = choose_device(config.model.device, available_devices())
+    return str(choose_dtype(config.model.dtype, place)).removeprefix("torch.")
+
+
 def server_context(config: Config, model: Path) -> int:
     """The longest sequence (tokens) that the server should take: ours, and what scoring needs beside it."""
     most = context_length(model)
@@ -63,13 +71,14 @@ def server_command(config: Config, *, python: Path, model: Path, context: int, s
         "--model": str(model),
         "--served-model-name": BASE_NAME,
         "--uds": str(socket),
-        "--dtype": config.model.dtype,
+        "--dtype": dtype_of(config),
         "--max-model-len": str(context),
         "--max-num-seqs": str(config.engine.max_parallel),
         "--max-lora-rank": str(_allowed_rank(config.training.lora.rank)),
         "--max-loras": versions,
         "--max-cpu-loras": versions,
         "--logprobs-mode": "processed_logprobs",
+        "--worker-extension-cls": EXTENSION,
         "--seed": str(secrets.randbelow(2**31)),
     }
     arguments = [part for option in options.items() for part in option]

@@ -9,7 +9,7 @@ from typing import Any
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.serving.engines.protocol import EngineError
 from openclaw_rl.serving.engines.vllm import wire
-from openclaw_rl.serving.engines.vllm.api import VllmApi
+from openclaw_rl.serving.engines.vllm.api import RPC, VllmApi
 
 _PROBE_IDS = (1, 2, 3, 4)
 _LISTED = 20
@@ -19,7 +19,8 @@ _LISTED = 20
 class Found:
     """A server that will do. `context`: its longest sequence (tokens); `base`: its name for the model itself.
 
-    `weights_label`: what it calls the weights it has now, None where it has no routes to swap them.
+    `weights_label`: what it calls the weights it has now, None where it cannot swap them; that takes its routes for
+    developers and our extension of its workers.
     """
 
     base: str
@@ -45,11 +46,12 @@ async def check_server(api: VllmApi) -> Found:
         raise _lacks("loading adapters", "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment")
     if not await _says_what_it_draws_from(api, base):
         raise _lacks("log-probabilities at the temperature of sampling", "--logprobs-mode processed_logprobs")
-    has_label = await api.status_of("GET", "/weight_info") == HTTPStatus.OK
+    developer = await api.status_of("GET", "/weight_info") == HTTPStatus.OK
+    extended = developer and await api.status_of("POST", RPC, {"method": "openclaw_present"}) == HTTPStatus.OK
     return Found(
         base=base,
         context=int(card["max_model_len"]),
-        weights_label=await api.weights_label() if has_label else None,
+        weights_label=await api.weights_label() if extended else None,
     )
 
 
