@@ -29,7 +29,7 @@ class WorkerExtension:
         """
         self.reload_weights(weights_path=path)
         for module in self.model_runner.get_model().modules():
-            method = getattr(module, "quant_method", None)
+            method: Any = getattr(module, "quant_method", None)
             if type(module).__name__ == "ParallelLMHead" and type(method).__name__ == "UnquantizedEmbeddingMethod":
                 method.process_weights_after_loading(module)
 
