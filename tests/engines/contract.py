@@ -120,6 +120,9 @@ class EngineContract:
                     httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http,
                 ):
                     await until(lambda: _is_ready(http), within_s=20)
+                    # Once beforehand: a prompt that is read and one that is remembered differ by rounding (5e-6 here),
+                    # and a seed's number may lie that near to the border between two tokens.
+                    await http.post("/v1/chat/completions", json={**body, "max_tokens": 1})
                     whole = await http.post("/v1/chat/completions", json=body)
                     assert whole.status_code == 200, whole.text
                     streamed = await http.post("/v1/chat/completions", json={**body, "stream": True})
@@ -534,7 +537,7 @@ class EngineContract:
         version, old, new = harness.run(scenario)
         boundary = old.versions.count(0)
         assert old.versions == (0,) * boundary + (version.version,) * (len(old.ids) - boundary)
-        assert 0 < boundary < len(old.ids)
+        assert 0 < boundary < len(old.ids) if harness.swaps_whole_models else boundary == len(old.ids)
         plain = harness.transformers(None, old)
         assert_close(old.logprobs[:boundary], plain[:boundary], harness.bounds.transformers)
         assert_close(new.logprobs, harness.transformers(version, new), harness.bounds.transformers)

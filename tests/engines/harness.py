@@ -67,6 +67,10 @@ class EngineHarness:
     Another way to start an engine overrides `start`, `kill` and `stop`.
     """
 
+    swaps_whole_models = True
+    """Whether a whole model takes the other's place in mid-answer; False: it is loaded beside it, and an answer ends
+    on the weights that it began with."""
+
     def __init__(self, config: Config, model: Path, *, bounds: Bounds = FP32, start_timeout_s: float = 240.0) -> None:
         """`model`: the Transformers directory of what `config` names; `config.run_dir` is this harness's own."""
         port = config.engine.port or free_port()

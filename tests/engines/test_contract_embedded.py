@@ -14,13 +14,19 @@ from tests.engines.harness import EngineHarness
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 
 
+class EmbeddedHarness(EngineHarness):
+    """Keeps the models that requests began on."""
+
+    swaps_whole_models = False
+
+
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
     model = resolve_model(ModelConfig())
     engine = {"context_length": 512, "max_versions": 3, "threads": 1}
     run_dir = tmp_path_factory.mktemp("embedded")
     config = Config.model_validate({"run_dir": run_dir, "model": {"path": str(model)}, "engine": engine})
-    with EngineHarness(config, model) as started:
+    with EmbeddedHarness(config, model) as started:
         yield started
 
 
