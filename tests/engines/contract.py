@@ -120,8 +120,8 @@ class EngineContract:
                     httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http,
                 ):
                     await until(lambda: _is_ready(http), within_s=20)
-                    # Once beforehand: a prompt that is read and one that is remembered differ by rounding (5e-6 here),
-                    # and a seed's number may lie that near to the border between two tokens.
+                    # Once beforehand: a prompt that is read and one that is remembered differ by rounding (5e-6
+                    # here), and a seed's number may lie that near to the border between two tokens.
                     await http.post("/v1/chat/completions", json={**body, "max_tokens": 1})
                     whole = await http.post("/v1/chat/completions", json=body)
                     assert whole.status_code == 200, whole.text
@@ -523,7 +523,7 @@ class EngineContract:
             if not engine.capabilities.full_weights:
                 pytest.skip("this engine takes no whole models")
             version = harness.full()
-            old = Stream(engine, request(STORY, temperature=1.0, seed=1, max_tokens=150))
+            old = Stream(engine, request(STORY, temperature=1.0, seed=1, max_tokens=400))
             await old.reach(4)
             harness.changed = True
             await engine.load_version(version)
