@@ -11,7 +11,7 @@ import uvloop
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.models import available_devices, choose_device, context_length, resolve_model
+from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length, resolve_model
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
 from openclaw_rl.serving.engines.sglang.client import SglangEngine
@@ -112,7 +112,7 @@ def launch(config: Config, port: int) -> ExternalServer:
         "--host": engine.host,
         "--port": str(port),
         "--device": device,
-        "--dtype": model.dtype,
+        "--dtype": str(choose_dtype(model.dtype, device)).removeprefix("torch."),  # as the trainer computes
         "--context-length": str(context),
         "--max-running-requests": str(engine.max_parallel),
         "--max-queued-requests": str(config.serving.max_queue),
