@@ -518,6 +518,8 @@ class EngineContract:
 
     def test_whole_models_are_swapped_in_mid_generation(self, harness: EngineHarness) -> None:
         """The last test: the base is another model after it."""
+        if not harness.swaps_whole_models:
+            pytest.skip("this engine loads a whole model beside the others: tests/engines/test_whole.py")
 
         async def scenario(engine: Engine) -> tuple[PolicyVersion, Stream, Stream]:
             if not engine.capabilities.full_weights:
@@ -537,7 +539,7 @@ class EngineContract:
         version, old, new = harness.run(scenario)
         boundary = old.versions.count(0)
         assert old.versions == (0,) * boundary + (version.version,) * (len(old.ids) - boundary)
-        assert 0 < boundary < len(old.ids) if harness.swaps_whole_models else boundary == len(old.ids)
+        assert 0 < boundary < len(old.ids)
         plain = harness.transformers(None, old)
         assert_close(old.logprobs[:boundary], plain[:boundary], harness.bounds.transformers)
         assert_close(new.logprobs, harness.transformers(version, new), harness.bounds.transformers)
