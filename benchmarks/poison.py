@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
         with engine_server(service) as url, _loop(_at(config, url)) as loop:
             rows = [_blamed(loop, number) for number in range(arguments.steps)]
             served = [row for row in rows if row["refused"] is None]
-            worst = max(served, key=lambda row: row["readings"].get("kl_after", 0.0), default=None)
+            worst = max(served, key=lambda row: row["readings"].get("kl_after", float("-inf")), default=None)
             spoken = {name: _speak(loop, version) for name, version in _shown(loop, worst)}
     return {
         "recipe": arguments.recipe.name,
