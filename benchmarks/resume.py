@@ -79,9 +79,9 @@ def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
         port = int(url.rpartition(":")[2])
         base = prepare(directory, arguments.model, arguments.weights, steps, port)
         peaceful = run_directory(base, directory, "in-peace")
-        trainer = TrainerProcess(peaceful)
-        trainer.start()
-        trainer.until_done(steps)
+        with TrainerProcess(peaceful) as trainer:
+            trainer.start()
+            trainer.until_done(steps)
         killed = run_directory(base, directory, "killed")
         deaths = train_and_kill(killed, kills=arguments.kills, steps=steps, seed=arguments.seed)
     amiss = differences(peaceful, killed)
@@ -147,14 +147,14 @@ def train_and_kill(run_dir: Path, *, kills: int, steps: int, seed: int) -> Seque
     aims: list[Phase] = []
     while len(aims) < kills:
         aims += chance.sample(AIMED, len(AIMED))
-    trainer = TrainerProcess(run_dir)
     deaths = []
-    for number, aim in enumerate(aims[:kills]):
+    with TrainerProcess(run_dir) as trainer:
+        for number, aim in enumerate(aims[:kills]):
+            trainer.start()
+            phase, committed = trainer.kill_at(aim, chance, last=steps - (kills - number) + 1)
+            deaths.append(Death(aimed=aim, phase=phase, steps=committed))
         trainer.start()
-        phase, committed = trainer.kill_at(aim, chance, last=steps - (kills - number) + 1)
-        deaths.append(Death(aimed=aim, phase=phase, steps=committed))
-    trainer.start()
-    trainer.until_done(steps)
+        trainer.until_done(steps)
     return deaths
 
 

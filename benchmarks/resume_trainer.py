@@ -112,6 +112,15 @@ class TrainerProcess:
         self._context.set_forkserver_preload(["openclaw_rl.training.loop", "openclaw_rl.supervision.child"])
         self._process: BaseProcess | None = None
 
+    def __enter__(self) -> TrainerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End whatever is still at work: a benchmark that gives up must not wait for it."""
+        if self._process is not None and self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+
     def start(self) -> None:
         """Begin, or begin again after a kill."""
         paths = str(self.run_dir / "config.json"), str(self.run_dir / "trainer.log")
@@ -172,11 +181,13 @@ class TrainerProcess:
         return process.pid
 
     def _until(self, holds: Callable[[Seen], bool], *, poll_s: float = 0.02) -> Seen:
-        deadline = time.monotonic() + WAIT_S
+        before, deadline = None, 0.0
         while True:
             seen = look(self.run_dir)
             if holds(seen):
                 return seen
+            if seen != before:
+                before, deadline = seen, time.monotonic() + WAIT_S
             process = self._process
             if process is None or process.exitcode is not None or time.monotonic() > deadline:
                 raise Stuck(f"the trainer does not get on ({seen.phase}): {self._last_words()}")
