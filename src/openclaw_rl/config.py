@@ -379,5 +379,10 @@ class Config(Section):
 
     @property
     def logs_dir(self) -> Path:
+    @property
+    def last_use_path(self) -> Path:
+        """The file whose time says when the policy was last used, where `training.window.idle_s` is set."""
+        return self.run_dir / "last-use"
+
         """One log file per loop."""
         return self.run_dir / "logs"

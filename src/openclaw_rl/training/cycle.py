@@ -38,8 +38,8 @@ from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.turns_of_owners import Kept, KeptStates
-from openclaw_rl.training.window import closed_because
-from openclaw_rl.types import BASE_VERSION, LoopName, PolicyVersion, Sample, VersionState
+from openclaw_rl.training.window import closed_because, last_use
+from openclaw_rl.types import BASE_VERSION, InvalidTransition, LoopName, PolicyVersion, Sample, VersionState
 
 log = logging.getLogger(__name__)
 
@@ -275,7 +275,7 @@ class TrainingLoop:
         closed = closed_because(
             self._config.training.window,
             now=datetime.now(),
-            last_request_at=self._store.status.last_request_at(),
+            last_request_at=last_use(self._config.last_use_path, self._store.status.last_request_at()),
         )
         if closed is not None:
             self._reporter.waiting(closed, ready=ready.count)
