@@ -17,7 +17,8 @@ class GateConfig(Section):
     max_kl_to_last: Positive = 3.0
     """The same to the weights that the step began with: how far one step may go."""
     min_entropy: Annotated[float, Field(ge=0.0)] = 0.01
-    """Mean entropy of the new weights on the batch's own answers, nats per token: below, they say one thing only."""
+    """Mean entropy of the new weights on the batch's own answers, nats per token: below, they say one thing only. It
+    refuses nothing where the base's own is below it too: such answers leave little to say."""
     probes: Annotated[int, Field(ge=0, le=64)] = 3
     """Prompts of the batch that the new weights answer, to see how they speak; 0: none, and no check of language."""
     probe_tokens: Annotated[int, Field(ge=8, le=1024)] = 32
