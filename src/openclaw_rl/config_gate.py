@@ -32,8 +32,9 @@ class GateConfig(Section):
     max_repetition: Fraction = 0.6
     """The share of 4-grams in such answers that were there before."""
     max_probe_drop: Positive = 2.0
-    """How much less likely than under the base, per token, answers may become that were accepted once, or (before
-    four were) good answers to plain questions that come with the program."""
+    """How much less likely than under the base, per token, answers may become that were accepted once (the last four
+    trained with a reward above 0, taken from the record), or, before there are four, good answers to plain questions
+    that come with the program."""
     evaluation_path: str | None = None
     """An evaluation of your own, `module:function` or `file.py:function`: takes the version's directory (an adapter,
     or a whole model), gives a number."""
