@@ -365,7 +365,7 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("last step", last),
     ]
     # Only where there were any: a healthy deployment has none of these.
-    rows += [("warning", progress.warning)] * (progress.warning is not None)
+    rows += [("warning", words) for words in (() if progress.warning is None else (progress.warning,))]
     rows += [("rejected", words) for words in _rejections(progress)]
     rows += [("unwritten", f"served and not recorded: {_tally(progress.not_recorded)}")] * bool(progress.not_recorded)
     rows += [("refused", f"not recorded, so not served: {_tally(progress.refused)}")] * bool(progress.refused)
