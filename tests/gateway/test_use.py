@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 import time
@@ -100,5 +101,5 @@ def test_it_is_written_at_most_once_a_second(tmp_path: Path) -> None:
 
     asyncio.run(busy())
     assert 2 <= len(writes) <= 3
-    assert all(later - earlier >= 0.9 * INTERVAL_S for earlier, later in zip(writes, writes[1:], strict=False))
+    assert all(later - earlier >= 0.9 * INTERVAL_S for earlier, later in itertools.pairwise(writes))
     assert (tmp_path / "last-use").exists()

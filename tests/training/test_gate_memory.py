@@ -125,9 +125,7 @@ def test_answers_far_shorter_than_the_bases_are_warned_of(
         def _in_their_own_words(self, *_: Any) -> Readings:
             return words
 
-    trainer._gatekeeper = Short(
-        scorer=trainer.scorer, told_prompt=teacher_prompt, config=CONFIG, context_length=256
-    )
+    trainer._gatekeeper = Short(scorer=trainer.scorer, told_prompt=teacher_prompt, config=CONFIG, context_length=256)
     with caplog.at_level(logging.WARNING):
         trainer.step(samples)
     assert "2.0 tokens on average, those of the base 20.0" in caplog.text

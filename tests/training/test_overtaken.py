@@ -73,9 +73,7 @@ def test_candidates_that_a_rollback_gave_up_meanwhile_are_not_published(tmp_path
             step=number, version=number, sample_ids=(f"t{number - 1}",), metrics={}, checkpoint="c", seconds=1.0,
             created_at=now,
         )  # fmt: skip
-        version = PolicyVersion(
-            version=number, state=VersionState.CANDIDATE, path="p", step=number, created_at=now
-        )
+        version = PolicyVersion(version=number, state=VersionState.CANDIDATE, path="p", step=number, created_at=now)
         store.samples.commit_step(record, version)
     engine = RollingBackEngine(store)
     with engine_server(engine) as url:
