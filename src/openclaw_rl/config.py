@@ -195,8 +195,10 @@ class TrainingConfig(Section):
     """Tokens in one forward pass (a longer conversation is a pass of its own); memory grows with it, about 1.5 MB a
     token for SmolLM2. On a CPU more is no faster."""
     max_tokens_per_step: Count | None = None
-    """Tokens in one step, prompts and answers together: of a batch that is due the oldest samples that fit are
-    trained (at least one), and the others wait for the next step. Unset: the whole batch."""
+    """Bounds how much a step takes on, not its memory (that is max_tokens_per_micro_batch). Each sample counts with
+    its whole prompt and its answer, also where turns of a conversation are read as one row and cost less. Of a batch
+    that is due the oldest samples that fit are trained, at least one, and the others wait for the next step; the
+    rollouts of a group are one in this, together or not yet. Unset: the whole batch."""
     gradient_checkpointing: bool = False
     """Keep only each layer's input, compute the rest anew for the gradient: a third slower, in much less memory."""
     max_staleness: Count = 8
@@ -376,6 +378,11 @@ class Config(Section):
     def records_dir(self) -> Path:
         """Where conversation records are, if there are any."""
         return self.run_dir / "records" if self.records.path is None else self.records.path.expanduser()
+
+    @property
+    def last_use_path(self) -> Path:
+        """The file whose time says when the policy was last used, where `training.window.idle_s` is set."""
+        return self.run_dir / "last-use"
 
     @property
     def logs_dir(self) -> Path:

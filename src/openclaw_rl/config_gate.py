@@ -17,7 +17,8 @@ class GateConfig(Section):
     max_kl_to_last: Positive = 3.0
     """The same to the weights that the step began with: how far one step may go."""
     min_entropy: Annotated[float, Field(ge=0.0)] = 0.01
-    """Mean entropy of the new weights on the batch's own answers, nats per token: below, they say one thing only."""
+    """Mean entropy of the new weights on the batch's own answers, nats per token: below, they say one thing only. It
+    refuses nothing where the base's own is below it too: such answers leave little to say."""
     probes: Annotated[int, Field(ge=0, le=64)] = 3
     """Prompts of the batch that the new weights answer, to see how they speak; 0: none, and no check of language."""
     probe_tokens: Annotated[int, Field(ge=8, le=1024)] = 32
@@ -31,8 +32,9 @@ class GateConfig(Section):
     max_repetition: Fraction = 0.6
     """The share of 4-grams in such answers that were there before."""
     max_probe_drop: Positive = 2.0
-    """How much less likely than under the base, per token, answers may become that were accepted once, or (before
-    four were) good answers to plain questions that come with the program."""
+    """How much less likely than under the base, per token, answers may become that were accepted once (the last four
+    trained with a reward above 0, taken from the record), or, before there are four, good answers to plain questions
+    that come with the program."""
     evaluation_path: str | None = None
     """An evaluation of your own, `module:function` or `file.py:function`: takes the version's directory (an adapter,
     or a whole model), gives a number."""

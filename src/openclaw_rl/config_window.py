@@ -39,4 +39,5 @@ class WindowConfig(Section):
     hours: Annotated[str, AfterValidator(_checked)] | None = None
     """Local time, such as `22:00-07:00`; it may go on past midnight."""
     idle_s: Annotated[float, Field(ge=0.0)] = 0.0
-    """Only when no request came for this long; 0: also while the policy is used."""
+    """Only when for this long no chat request came, recorded or not, and none was being answered; 0: also while the
+    policy is used."""

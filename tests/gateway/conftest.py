@@ -89,16 +89,18 @@ def running(
     *,
     rollout: Mapping[str, Any] | None = None,
     policies: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
     patience_s: float = PATIENCE_S,
     **serving: Any,
 ) -> Iterator[Gateway]:
-    """A gateway for the time of a block; `serving`, `rollout` and `policies` fill those sections."""
+    """A gateway for the time of a block; `serving`, `rollout`, `policies` and `training` fill those sections."""
     engine = engine or FakeEngine()
     config = Config.model_validate({
         "run_dir": run_dir,
         "serving": {"port": free_port(), **serving},
         "rollout": rollout or {},
         "policies": policies or {},
+        "training": training or {},
         "supervisor": {"shutdown_timeout_s": 3},
     })  # fmt: skip
     store = Store.open(config.store_path, patience_s=patience_s)

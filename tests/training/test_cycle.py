@@ -325,6 +325,22 @@ def test_no_step_is_taken_while_the_policy_is_used(tmp_path: Path, store: Store)
     assert store.samples.ready().count == 2
 
 
+def test_no_step_is_taken_while_the_gateway_marks_use(tmp_path: Path, store: Store) -> None:
+    """What is not in the record counts, too: the requests there are older than the window."""
+    fill(store, 2)
+    config = make_config(tmp_path, window={"idle_s": 0.2})
+    loop = make_loop(config, store)
+    loop.resume()
+    time.sleep(0.3)
+    later = time.time() + 3600.0
+    config.last_use_path.touch()
+    os.utime(config.last_use_path, (later, later))
+    assert not loop.cycle()
+    assert "without a request" in str(store.status.loops()[0].waiting_for)
+    os.utime(config.last_use_path, (1000.0, 1000.0))
+    assert loop.cycle()
+
+
 def test_what_cannot_be_trained_is_rejected_alone(tmp_path: Path, store: Store) -> None:
     fill(store, 1)
     into_store(store, make_sample(tiny_trainer(), 1, prompt=200, response=50))

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.training.batch import TokenSequence
-from openclaw_rl.training.gate import RULES, Readings, Rule, repetition, verdict
+from openclaw_rl.training.gate import RULES, Readings, Rule, far_shorter, repetition, verdict
 from openclaw_rl.training.gatekeeper import KnownAnswer
 from openclaw_rl.training.scorer import Mode
+from openclaw_rl.training.trainer import StepOutcome
 from tests.training.support import SAME, make_sample, tiny_trainer
 
 SOUND = Readings(
@@ -65,8 +66,20 @@ def test_a_reading_that_is_no_number_refuses(rule: Rule) -> None:
     assert rule.broken_by(broken, CONFIG)
 
 
-def test_a_short_answer_is_no_reason() -> None:
-    assert verdict(dataclasses.replace(SOUND, mean_tokens=1.0), CONFIG) is None
+@pytest.mark.parametrize(
+    ("of_base", "reason"), [(None, "entropy"), (0.5, "entropy"), (0.01, "entropy"), (0.009, None)]
+)
+def test_low_entropy_is_no_reason_where_the_bases_is_low_too(of_base: float | None, reason: str | None) -> None:
+    assert verdict(dataclasses.replace(SOUND, entropy=0.001, entropy_of_base=of_base), CONFIG) == reason
+
+
+def test_a_short_answer_is_no_reason_and_is_warned_of() -> None:
+    assert verdict(dataclasses.replace(SOUND, mean_tokens=1.0, base_tokens=30.0), CONFIG) is None
+    assert far_shorter(1.0, 30.0) == "its probe answers have 1.0 tokens on average, those of the base 30.0"
+    assert far_shorter(7.4, 30.0) is not None
+    assert far_shorter(7.5, 30.0) is None
+    assert far_shorter(None, 30.0) is None
+    assert far_shorter(1.0, None) is None
 
 
 def test_repetition_by_hand() -> None:
@@ -95,7 +108,26 @@ def test_before_any_change_policy_and_base_are_told_apart_by_nothing() -> None:
     for name in ("kl_after", "kl_to_last", "probe_drop", "nats_below_told_base"):
         assert outcome.metrics[name] == pytest.approx(0.0, abs=1e-5)
     assert 0 < outcome.metrics["probe_tokens"] <= 32
+    assert outcome.metrics["probe_base_tokens"] == outcome.metrics["probe_tokens"]
     assert outcome.metrics["entropy_after"] > 0.1
+    assert outcome.metrics["entropy_of_base"] == pytest.approx(outcome.metrics["entropy_after"], abs=1e-5)
+
+
+def test_a_batch_of_accepted_retries_alone_is_read_on_them() -> None:
+    """The first step begins with the base, so that its distance to the base is that to the weights before it."""
+
+    def stepped(**gate: float) -> StepOutcome:
+        trainer = tiny_trainer({"w_retry": 1.0}, lr=0.05, gate={"probes": 0, **gate})
+        samples = [make_sample(trainer, number, reward=None, retry=(3, 9, number)) for number in range(2)]
+        return trainer.step(samples)
+
+    read = stepped().metrics
+    assert read["kl_after"] > 1e-4
+    assert read["kl_to_last"] == pytest.approx(read["kl_after"], rel=1e-3)
+    assert read["entropy_after"] != pytest.approx(read["entropy_of_base"], abs=1e-4)
+    for bound, reason in (("max_kl_to_base", "kl_to_base"), ("max_kl_to_last", "kl_to_last")):
+        assert stepped(**{bound: read["kl_after"] / 2}).refused == reason
+        assert stepped(**{bound: read["kl_after"] * 2}).refused is None
 
 
 def test_the_log_probabilities_of_what_is_generated_are_those_of_the_scorer() -> None:

@@ -14,7 +14,13 @@ from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineUnav
 from openclaw_rl.store import Store
 from openclaw_rl.testing.engine_server import engine_server
 from openclaw_rl.testing.scripted_engine import ScriptedEngine
-from openclaw_rl.training.publish import EnginePublisher, PublishError, VersionRefused, candidates
+from openclaw_rl.training.publish import (
+    EnginePublisher,
+    PublishError,
+    VersionOvertaken,
+    VersionRefused,
+    candidates,
+)
 from openclaw_rl.types import PolicyVersion, StepRecord, VersionState
 from tests.training.support import into_store, make_sample, tiny_trainer
 
@@ -92,3 +98,21 @@ def test_a_fault_of_the_engine_is_no_refusal(store: Store) -> None:
     with served(engine) as connect, pytest.raises(PublishError, match="failed to load policy-v1: a bug") as caught:
         EnginePublisher(store, connect, timeout_s=30.0).publish(version, lambda: None)
     assert not isinstance(caught.value, VersionRefused)
+
+
+def test_a_version_that_was_given_up_while_it_was_loaded_does_not_serve(store: Store) -> None:
+    class RollingBack(ScriptedEngine):
+        async def load_version(self, version: PolicyVersion) -> None:
+            await super().load_version(version)
+            store.versions.roll_back(0)
+
+    (version,) = candidates(store)
+    with (
+        served(RollingBack([{"text": "hello"}])) as connect,
+        pytest.raises(VersionOvertaken, match="policy-v1 was given up while the engine loaded it"),
+    ):
+        EnginePublisher(store, connect, timeout_s=30.0).publish(version, lambda: None)
+    assert store.versions.serving().version == 0
+    assert candidates(store) == []
+    (span,) = store.status.spans("publish")
+    assert span.ended_at is not None

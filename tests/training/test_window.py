@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from openclaw_rl.config_window import WindowConfig
-from openclaw_rl.training.window import closed_because
+from openclaw_rl.training.window import closed_because, last_use
 
 
 def at(clock: str) -> datetime:
@@ -52,3 +54,14 @@ def test_without_a_window_training_may_always_go_on() -> None:
 def test_what_is_no_span_of_hours_is_refused(hours: str) -> None:
     with pytest.raises(ValidationError, match="span"):
         WindowConfig(hours=hours)
+
+
+def test_the_last_use_is_the_later_of_record_and_mark(tmp_path: Path) -> None:
+    mark = tmp_path / "last-use"
+    assert last_use(mark, None) is None
+    assert last_use(mark, 50.0) == 50.0
+    mark.touch()
+    os.utime(mark, (70.0, 70.0))
+    assert last_use(mark, None) == 70.0
+    assert last_use(mark, 50.0) == 70.0
+    assert last_use(mark, 90.0) == 90.0

@@ -259,11 +259,11 @@ class RolloutStore:
             return {row.session_id: row.group_id for row in connection.execute(query)}
 
 
-def whole_groups(connection: Connection, turn_ids: Sequence[str]) -> list[str]:
-    """Of ready samples about to be claimed, those whose whole group is among them, or that have no group.
+def whole_groups(connection: Connection, turn_ids: Sequence[str]) -> list[list[str]]:
+    """Of ready samples about to be claimed, those whose whole group is among them, by group.
 
-    What is left out waits for the next batch, where its group is together. All of them, if otherwise there were none:
-    the group is larger than a batch.
+    A group comes where its first sample does; one without a group is by itself. What is left out waits for the next
+    batch, where its group is together. All of them, if otherwise there were none: the group is larger than a batch.
     """
     of_group = (
         select(samples.c.turn_id, rollouts.c.group_id)
@@ -276,7 +276,11 @@ def whole_groups(connection: Connection, turn_ids: Sequence[str]) -> list[str]:
     groups = {row.turn_id: row.group_id for row in connection.execute(of_group)}
     split = {group for turn_id, group in groups.items() if turn_id not in chosen}
     whole = [turn_id for turn_id in turn_ids if groups.get(turn_id) not in split]
-    return whole or list(turn_ids)
+    together: dict[tuple[str, str], list[str]] = {}
+    for turn_id in whole or turn_ids:
+        group = groups.get(turn_id)
+        together.setdefault(("", turn_id) if group is None else (group, ""), []).append(turn_id)
+    return list(together.values())
 
 
 def _reason(dropped: bool, failed: bool) -> ExclusionReason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import Any
@@ -48,13 +48,14 @@ class ReadySamples:
     oldest_created_at: float | None
 
 
-def within(lengths: Sequence[tuple[str, int]], max_tokens: int | None) -> list[str]:
-    """The first of these (id, tokens) whose tokens together are at most `max_tokens`; the very first in any case."""
-    if max_tokens is None:
-        return [name for name, _ in lengths]
-    ends = list(accumulate(tokens for _, tokens in lengths))
-    fitting = sum(end <= max_tokens for end in ends)
-    return [name for name, _ in lengths[: max(1, fitting)]]
+def within(groups: Sequence[Sequence[str]], tokens: Mapping[str, float], max_tokens: int | None) -> list[str]:
+    """The ids of the first of these groups that have at most `max_tokens` together; the very first in any case.
+
+    `tokens`: of each id. A group is never cut, and none is passed over for one behind it: so each has its turn.
+    """
+    ends = accumulate(sum(tokens[name] for name in group) for group in groups)
+    fitting = len(groups) if max_tokens is None else sum(end <= max_tokens for end in ends)
+    return [name for group in groups[: max(1, fitting)] for name in group]
 
 
 def move_samples(
@@ -134,26 +135,26 @@ class SampleStore:
     def claim(self, size: int, lease_s: float, owner: str = "", *, max_tokens: int | None = None) -> list[Sample]:
         """Claim up to `size` ready samples of this owner under a lease, the oldest first (of one moment: by id).
 
-        With `max_tokens` only as many as have no more tokens together (prompts and answers), and at least one.
-
-        The rollouts of a group come together, also where that is more. A sample whose row holds what nobody can train
-        is rejected for it, and not among them.
+        The rollouts of a group come together, or not yet; in parts only where the group is more than `size`. With
+        `max_tokens` only as many as have no more tokens together (prompts and answers), and at least one sample, or
+        one group, also where that is more. A sample whose row holds what nobody can train is rejected for it, and not
+        among them.
         """
         now = time.time()
         with self._database.write() as connection:
             _return_expired_leases(connection, now)
             tokens = (func.length(turns.c.prompt_ids) + func.length(turns.c.response_ids)) / BYTES_PER_ID
             query = (
-                select(samples.c.turn_id, tokens)
+                select(samples.c.turn_id, tokens.label("tokens"))
                 .join(turns, turns.c.turn_id == samples.c.turn_id)
                 .where(samples.c.state == SampleState.READY.value, samples.c.owner == owner)
                 .order_by(samples.c.created_at, samples.c.turn_id)
                 .limit(size)
             )
-            claimed = within([row._tuple() for row in connection.execute(query)], max_tokens)
-            if not claimed:
+            found = {row.turn_id: row.tokens for row in connection.execute(query)}
+            if not found:
                 return []
-            claimed = whole_groups(connection, claimed)
+            claimed = within(whole_groups(connection, list(found)), found, max_tokens)
             move_samples(connection, claimed, SampleState.CLAIMED, lease_until=now + lease_s)
             return _load_sound(connection, claimed)
 

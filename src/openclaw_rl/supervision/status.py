@@ -31,6 +31,7 @@ from openclaw_rl.supervision.state import ChildPhase, ChildState, SupervisorStat
 from openclaw_rl.supervision.status_judge import JudgeReport, judge_report
 from openclaw_rl.supervision.status_owners import OwnersReport, owners_report
 from openclaw_rl.supervision.status_replicas import ReplicaLine, replicas_of
+from openclaw_rl.supervision.status_steps import step_warning
 from openclaw_rl.types import LoopName, LoopStatus, VersionState
 
 SILENT_AFTER_S = 10.0
@@ -97,6 +98,8 @@ class Progress:
     """Samples that no step could use, or whose step the gate refused, by reason."""
     versions_rejected: tuple[tuple[str, str], ...] = ()
     """The last few versions that never serve, and why."""
+    warning: str | None = None
+    """What is odd about the version that the last step made; None where nothing is."""
     rollouts: str | None = None
     """How far the rollouts of tasks have come; None where there are none."""
 
@@ -268,6 +271,7 @@ def _progress(store: Store, run_dir: Path, now: float) -> Progress:
             for version in store.versions.all()
             if version.state is VersionState.REJECTED
         )[-REJECTED_SHOWN:],
+        warning=step_warning(store, last),
         rollouts=_rollouts(store),
     )
 
@@ -361,6 +365,7 @@ def _progress_lines(progress: Progress, now: float) -> list[str]:
         ("last step", last),
     ]
     # Only where there were any: a healthy deployment has none of these.
+    rows += [("warning", words) for words in (() if progress.warning is None else (progress.warning,))]
     rows += [("rejected", words) for words in _rejections(progress)]
     rows += [("unwritten", f"served and not recorded: {_tally(progress.not_recorded)}")] * bool(progress.not_recorded)
     rows += [("refused", f"not recorded, so not served: {_tally(progress.refused)}")] * bool(progress.refused)

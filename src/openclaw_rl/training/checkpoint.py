@@ -3,11 +3,13 @@
     step-000012/
       adapter/           a plain PEFT directory with a manifest of its own: what engines and Transformers load
       model/             in its place, without LoRA: a plain Transformers directory with the tokenizer, likewise
-      trainer_state.pt   optimiser, random numbers, counters, averages of rewards, configuration, samples trained,
-                         what the gate remembers
+      trainer_state.pt   optimiser, random numbers, counters, averages of rewards, samples trained, what the gate
+                         remembers; and `config`, the section `[training]` that the step was made with, for who looks
       manifest.json      checksums of everything above
 
-Which one to resume from is never guessed from the disk: the store's last committed step names it.
+Which one to resume from is never guessed from the disk: the store's last committed step names it. Resuming goes by
+the configuration of the run, never by that in the checkpoint, which is not all of one (`[model]` and `[rollout]` are
+elsewhere, and `[serving]` holds keys).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ committed and not in service is published before anything else is done.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -32,14 +33,21 @@ from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.metric_log import metric_files
 from openclaw_rl.training.origin import begin
 from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
-from openclaw_rl.training.publish import PUBLISH, Publisher, PublishError, VersionRefused, candidates
+from openclaw_rl.training.publish import (
+    PUBLISH,
+    Publisher,
+    PublishError,
+    VersionOvertaken,
+    VersionRefused,
+    candidates,
+)
 from openclaw_rl.training.recovery import fall_back, newest_intact
 from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.turns_of_owners import Kept, KeptStates
-from openclaw_rl.training.window import closed_because
-from openclaw_rl.types import BASE_VERSION, LoopName, PolicyVersion, Sample, VersionState
+from openclaw_rl.training.window import closed_because, last_use
+from openclaw_rl.types import BASE_VERSION, InvalidTransition, LoopName, PolicyVersion, Sample, VersionState
 
 log = logging.getLogger(__name__)
 
@@ -172,19 +180,26 @@ class TrainingLoop:
 
     def _publish_candidates(self) -> bool:
         """Put what is committed into service; False where that has to be tried again later."""
-        pinned = self._store.versions.pinned_owners()
-        for version in [one for one in candidates(self._store) if one.owner not in pinned]:
+        while (version := self._next_candidate()) is not None:
             waiting_for = f"the engine to load {version.name}"
             try:
                 self._publisher.publish(version, lambda said=waiting_for: self._reporter.waiting(said))  # type: ignore[misc]
             except VersionRefused as error:
                 self._reject_version(version, error)
+            except VersionOvertaken as error:
+                log.warning("%s: training goes on from the version in service", error)
+                self._store.status.count("publications_overtaken")
             except PublishError as error:
                 log.warning("%s", error)
                 self._store.status.count("publish_failures")
                 self._reporter.waiting(str(error))
                 return False
         return True
+
+    def _next_candidate(self) -> PolicyVersion | None:
+        """The oldest candidate now: a rollback during the last publication may have given up those that waited."""
+        pinned = self._store.versions.pinned_owners()
+        return next((one for one in candidates(self._store) if one.owner not in pinned), None)
 
     def _reject_version(self, version: PolicyVersion, error: VersionRefused) -> None:
         """Give up a version that the engine will never load, and go on from the last one that was not given up.
@@ -194,7 +209,8 @@ class TrainingLoop:
         policy by the answers of another one.
         """
         log.error("%s; it is rejected, and training goes on from the version before it", error)
-        self._store.versions.reject(version.version, REFUSED_BY_ENGINE)
+        with contextlib.suppress(InvalidTransition):  # somebody rolled back meanwhile: it is rejected already
+            self._store.versions.reject(version.version, REFUSED_BY_ENGINE)
         self._store.status.count("versions_refused")
 
     def _whose_turn(self) -> str | None:
@@ -275,7 +291,7 @@ class TrainingLoop:
         closed = closed_because(
             self._config.training.window,
             now=datetime.now(),
-            last_request_at=self._store.status.last_request_at(),
+            last_request_at=last_use(self._config.last_use_path, self._store.status.last_request_at()),
         )
         if closed is not None:
             self._reporter.waiting(closed, ready=ready.count)

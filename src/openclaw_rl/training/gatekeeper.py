@@ -6,6 +6,7 @@ All is read by the trainer's one scorer, with the weights as the step left them.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,12 +20,18 @@ from openclaw_rl.training.objective import StepContext
 from openclaw_rl.training.scorer import Generated, Mode, Scorer
 from openclaw_rl.types import Sample
 
+log = logging.getLogger(__name__)
+
 SEQUENCES_READ = 2
 """Answers of the batch that are read again, the shortest: enough to see what is broken."""
 ANSWERS_PROBED = 4
 """Known good answers that are scored."""
 RENEW_BASE_EVERY = 4
-"""How likely the told base finds its own answers hardly depends on the prompt: it is read at every fourth step."""
+"""The base answers at every fourth step, for its answers cost as much as those of the new weights. In between, how
+likely it found the last ones is used, though prompts and hints are others by now."""
+TRUSTED_SHARE = 0.5
+"""Used where by it the new weights lie within this share of their bound. Where they do not, the base answers anew, to
+the present prompts and hints: nothing is refused by a reading of others."""
 
 TeacherPrompt = Callable[[Sample], Sequence[int]]
 
@@ -69,7 +76,8 @@ class Gatekeeper:
         """Take all readings but the user's own evaluation.
 
         Args:
-            context: of the step that made the weights; its `old` row holds the hidden states before the step.
+            context: of the step that made the weights; its `old` row holds the hidden states before the step (where
+                all that was trained are accepted retries: theirs).
             loss: of that step; None where nothing in it had a loss.
             hints: what the told base is told, such as the last few that were accepted; without, it is told nothing.
             known: good answers, the user's own first.
@@ -87,25 +95,34 @@ class Gatekeeper:
         if self._config.probes:
             progress("reading what the new weights answer")
             readings = self._in_their_own_words(readings, context.batch.samples, " ".join(hints))
+            if (warning := gate.far_shorter(readings.mean_tokens, readings.base_tokens)) is not None:
+                log.warning("the new weights answer far more shortly than the base: %s", warning)
         return readings
 
     def _on_the_batch(self, readings: gate.Readings, context: StepContext) -> gate.Readings:
-        """KL to base and to the weights before, and entropy: exact, on the shortest answers that were trained."""
+        """KL to base and to the weights before, and entropy: exact, on the shortest answers that were trained.
+
+        Those are accepted retries, under the prompts that they are shown for, only where nothing else was trained.
+        """
         batch, scorer = context.batch, self._scorer
-        to_base, to_last, entropy = [], [], []
-        for sequence in sorted(batch.acting, key=len)[:SEQUENCES_READ]:
+        trained, temperature = (
+            (batch.acting, batch.temperature) if batch.acting else (batch.demos, batch.demo_temperature)
+        )
+        to_base, to_last, entropy, of_base = [], [], [], []
+        for sequence in sorted(trained, key=len)[:SEQUENCES_READ]:
             (pack,) = scorer.plan([sequence], len(sequence))
             with torch.no_grad():
                 now, base = (scorer.hidden(pack, mode) for mode in (Mode.TEACHER, Mode.REFERENCE))
                 for piece in pieces(now.shape[0]):
                     flat = pack.flat[piece]
-                    warmth, before = batch.temperature[flat], context.old[flat].to(now.dtype)
+                    warmth, before = temperature[flat], context.old[flat].to(now.dtype)
                     new = scorer.log_distribution(now[piece], warmth)
                     reference = scorer.reference_distribution(base[piece], warmth)
                     old = scorer.held_distribution(before, warmth)
                     to_base.append(losses.exact_kl(new, reference))
                     to_last.append(losses.exact_kl(new, old))
                     entropy.append(losses.entropy(new))
+                    of_base.append(losses.entropy(reference))
         if not to_base:
             return readings
         return dataclasses.replace(
@@ -113,6 +130,7 @@ class Gatekeeper:
             kl_to_base=float(torch.cat(to_base).mean()),
             kl_to_last=float(torch.cat(to_last).mean()),
             entropy=float(torch.cat(entropy).mean()),
+            entropy_of_base=float(torch.cat(of_base).mean()),
         )
 
     def _mean_logprob(self, answers: Sequence[KnownAnswer], mode: Mode) -> float:
@@ -135,7 +153,6 @@ class Gatekeeper:
         prompts = [sample.tokens.prompt_ids for sample in asked]
         told_prompts = [self._prompt_told(sample, told) for sample in asked]
         own = self._scorer.generate(prompts, Mode.TEACHER, max_tokens=length)
-        base = self._base_on_itself("told_base" if told else "base", told_prompts)
         under_base = self._mean_logprob(
             [
                 KnownAnswer(prompt_ids=prompt, response_ids=answer.ids)
@@ -143,26 +160,33 @@ class Gatekeeper:
             ],
             Mode.REFERENCE,
         )
-        below = base - under_base
+        bound = self._config.max_nats_below_told_base if told else self._config.max_nats_below_base
+        which = "told_base" if told else "base"
+        below = self._base_on_itself(which, told_prompts, trusted_to=under_base + TRUSTED_SHARE * bound) - under_base
         return dataclasses.replace(
             readings,
             nats_below_told_base=below if told else None,
             nats_below_base=None if told else below,
             repetition=gate.repetition([answer.ids for answer in own]),
-            mean_tokens=sum(len(answer.ids) for answer in own) / len(own),
+            mean_tokens=_mean_length(own),
+            base_tokens=self._remembered.get(f"{which}_tokens"),
         )
 
     def _prompt_told(self, sample: Sample, told: str) -> tuple[int, ...]:
         return tuple(self._told_prompt(dataclasses.replace(sample, hint=told))) if told else sample.tokens.prompt_ids
 
-    def _base_on_itself(self, which: str, prompts: Sequence[tuple[int, ...]]) -> float:
-        """How likely the base finds its own answers to `prompts`, nats per token; from memory, mostly."""
-        asked = int(self._remembered.get(f"{which}_asked", 0))
-        if asked % RENEW_BASE_EVERY == 0:
+    def _base_on_itself(self, which: str, prompts: Sequence[tuple[int, ...]], *, trusted_to: float) -> float:
+        """How likely the base finds its own answers to `prompts`, nats per token.
+
+        Mostly from memory, of other prompts and hints: not every fourth time, and not above `trusted_to`.
+        """
+        asked, memory = int(self._remembered.get(f"{which}_asked", 0)), self._remembered
+        if asked % RENEW_BASE_EVERY == 0 or not memory[which] <= trusted_to:
             answers = self._scorer.generate(prompts, Mode.REFERENCE, max_tokens=self._config.probe_tokens)
-            self._remembered[which] = _mean_of(answers)
-        self._remembered[f"{which}_asked"] = asked + 1
-        return self._remembered[which]
+            memory[which], memory[f"{which}_tokens"] = _mean_of(answers), _mean_length(answers)
+            asked = 0
+        memory[f"{which}_asked"] = asked + 1
+        return memory[which]
 
     def _probe_samples(self, samples: Sequence[Sample], told: str) -> list[Sample]:
         """The batch's shortest different prompts that leave room for hints and an answer."""
@@ -178,3 +202,7 @@ class Gatekeeper:
 
 def _mean_of(answers: Sequence[Generated]) -> float:
     return sum(sum(answer.logprobs) / len(answer.logprobs) for answer in answers) / len(answers)
+
+
+def _mean_length(answers: Sequence[Generated]) -> float:
+    return sum(len(answer.ids) for answer in answers) / len(answers)

@@ -51,11 +51,13 @@ METRICS = _metrics(
     ("kl_after", "nats per token", "exact KL to the base, after the step"),
     ("kl_to_last", "nats per token", "exact KL to the weights before the step"),
     ("entropy_after", "nats per token", "of the policy, after the step"),
+    ("entropy_of_base", "nats per token", "of the base, on the answers where entropy_after was read"),
     ("nats_below_told_base", "nats per token", "how far the new answers lie below the told base's, under that base"),
     ("nats_below_base", "nats per token", "the same where no hint says what is wished for: below the base, untold"),
     ("probe_drop", "nats per token", "how much less likely known good answers are than under the base"),
     ("probe_repetition", "share", "of the probe answers' 4-grams that had been there before"),
     ("probe_tokens", "tokens", "mean length of the probe answers"),
+    ("probe_base_tokens", "tokens", "the same of those that the base last gave, told the hints if there were any"),
     ("evaluation", "the user's", "what training.gate.evaluation_path gave"),
 )  # fmt: skip
 

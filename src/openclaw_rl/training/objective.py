@@ -40,7 +40,8 @@ class StepContext:
 
     `reference` is None where the loss has no use for it: then nobody reads it. `teacher` is meaningful only where
     `batch.hint_mask` is; `old` is the student's before the step, filled in during the first pass (and read in later
-    ones: in the first the student still is its old self).
+    ones: in the first the student still is its old self). Where nothing but demonstrations is trained, it is over
+    their flat row [M, H], for the gate.
 
     `reward_advantage` [N]: of each token's answer, 0 where it has no reward. `mean_log_ratio` [N]: of each token's
     answer, filled in before its gradient where the loss has one ratio for each answer (`fill_mean_log_ratio`). The

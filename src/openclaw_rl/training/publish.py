@@ -17,7 +17,7 @@ from openclaw_rl.serving.engines.protocol import (
 )
 from openclaw_rl.store import Store
 from openclaw_rl.store.versions import Pinned
-from openclaw_rl.types import PolicyVersion, VersionState
+from openclaw_rl.types import InvalidTransition, PolicyVersion, VersionState
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,10 @@ class VersionRefused(PublishError):
     """The engine will not have this version: its files are broken, or do not fit. Trying again would not help."""
 
 
+class VersionOvertaken(PublishError):
+    """The version was given up while the engine loaded it: somebody rolled back. There is nothing left to publish."""
+
+
 class Publisher(Protocol):
     """Puts one version into service."""
 
@@ -46,6 +50,7 @@ class Publisher(Protocol):
         Raises:
             PublishError: if it could not be done in time.
             VersionRefused: if it can never be done.
+            VersionOvertaken: if it is not to be done any more.
         """
         ...
 
@@ -74,6 +79,8 @@ class EnginePublisher:
                 self._store.versions.serve(version.version)
             except Pinned as error:
                 raise PublishError(f"{error} is pinned: {version.name} waits") from error
+            except InvalidTransition as error:
+                raise VersionOvertaken(f"{version.name} was given up while the engine loaded it") from error
 
     async def _load(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
         engine = self._connect()

@@ -348,9 +348,9 @@ class Trainer:
         size, budget = batch.targets.numel(), self.config.max_tokens_per_micro_batch
         uses_reference = self.config.loss.kl_coef > 0 or self._custom is not None
 
-        def read(sequences: Sequence[TokenSequence], mode: Mode) -> Tensor:
+        def read(sequences: Sequence[TokenSequence], mode: Mode, row: Tensor = batch.targets) -> Tensor:
             return self.scorer.hidden_row(
-                sequences, mode, length=size, max_tokens=budget, progress=lambda: progress(f"reading the {mode}")
+                sequences, mode, length=len(row), max_tokens=budget, progress=lambda: progress(f"reading the {mode}")
             )
 
         return StepContext(
@@ -364,7 +364,7 @@ class Trainer:
                 progress=lambda: progress("reading the hints"),
             ),
             teacher_distribution=self.teacher.log_distribution,
-            old=self.scorer.empty_row(size),
+            old=self.scorer.empty_row(size) if batch.acting else read(batch.demos, Mode.TEACHER, batch.demo_targets),
             mean_log_ratio=torch.zeros_like(batch.old),
             reference_distribution=self.scorer.reference_distribution,
             old_distribution=self.scorer.held_distribution,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, time
+from pathlib import Path
 
 from openclaw_rl.config_window import WindowConfig, parse_hours
 
@@ -25,6 +26,20 @@ def closed_because(config: WindowConfig, *, now: datetime, last_request_at: floa
                 f"{config.idle_s:g} s without a request (training.window.idle_s); it has been {max(quiet, 0.0):.0f} s"
             )
     return None
+
+
+def last_use(mark: Path, recorded: float | None) -> float | None:
+    """When the policy was last used, in seconds since the epoch; None if it never was.
+
+    Args:
+        mark: the file that the gateway touches (`gateway.use`); it need not be there.
+        recorded: when the last request came that is in the record.
+    """
+    try:
+        marked = mark.stat().st_mtime
+    except FileNotFoundError:
+        return recorded
+    return marked if recorded is None else max(marked, recorded)
 
 
 def _within(moment: time, begin: time, end: time) -> bool:

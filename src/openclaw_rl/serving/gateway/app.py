@@ -29,6 +29,7 @@ from openclaw_rl.serving.gateway.local_only import LocalOnly
 from openclaw_rl.serving.gateway.owners import OwnerNames, Router
 from openclaw_rl.serving.gateway.recorder import Recorder, reason_of
 from openclaw_rl.serving.gateway.reward import parse_reward
+from openclaw_rl.serving.gateway.use import UseMark
 from openclaw_rl.serving.gateway.versions import VersionKeeper
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS
@@ -53,13 +54,14 @@ class Services:
     owners: OwnerNames
     recorder: Recorder
     load: Load
+    use_mark: UseMark | None
     reporter: LoopReporter
     engine: Engine
 
 
 def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     """The gateway as an ASGI application. The caller closes `store` and `engine` after it has shut down."""
-    name, policies = config.model.served_name, config.policies
+    name, policies, load = config.model.served_name, config.policies, Load()
     keeper = VersionKeeper(store, engine, served_name=name, owned=policies.owned)
     services = Services(
         store=store,
@@ -68,7 +70,8 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
         router=Router(store, engine, keeper, policies, served_name=name),
         owners=OwnerNames(policies, [key.name for key in config.serving.api_keys]),
         recorder=Recorder(store, config.rollout),
-        load=Load(),
+        load=load,
+        use_mark=UseMark(config.last_use_path, load) if config.training.window.idle_s > 0 else None,
         reporter=LoopReporter(store, LoopName.GATEWAY),
         engine=engine,
     )
@@ -76,7 +79,8 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await services.recorder.start()
-        running = (services.keeper.run(), _heartbeat(services), services.recorder.guard.watch())
+        running = [services.keeper.run(), _heartbeat(services), services.recorder.guard.watch()]
+        running += [] if services.use_mark is None else [services.use_mark.run()]
         tasks = [asyncio.create_task(one) for one in running]
         try:
             yield
@@ -249,6 +253,8 @@ async def _heartbeat(services: Services) -> None:
             "turns_not_recorded": recorder.turns_not_recorded,
             "replicas": _replicas(services),
         }
+        if services.use_mark is not None:
+            details["use_marks_failed"] = services.use_mark.failures
         try:
             if keeper.ready:
                 await asyncio.to_thread(services.reporter.working, "serving", **details)

@@ -62,10 +62,14 @@ class Exchange:
 
 @dataclass(kw_only=True, slots=True)
 class Load:
-    """How many requests are being served, and how many were answered since the start."""
+    """How many requests are being served, and how many were answered since the start.
+
+    `changed` is set when one begins or ends; who waits for it clears it.
+    """
 
     active: int = 0
     answered: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class ChatEndpoint:
@@ -129,10 +133,12 @@ class ChatEndpoint:
         if self._load.active >= self._config.max_queue:
             raise errors.busy(self._load.active)
         self._load.active += 1
+        self._load.changed.set()
         try:
             yield
         finally:
             self._load.active -= 1
+            self._load.changed.set()
 
     async def _while_client_listens(self, exchange: Exchange, receive: Receive) -> None:
         """Serve the exchange; cancel that when the client leaves or the gateway stops."""
