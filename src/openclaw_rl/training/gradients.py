@@ -67,7 +67,7 @@ class Gradients:
             terms = loss_terms(student, flat, context, self._constant, config, first=first)
             weights = batch.weights[flat]
             untouched = batch.versions[flat] == self.version if first else torch.zeros_like(flat).bool()
-            meter.add_terms(terms, weights, same_version=untouched)
+            meter.add_terms(terms, weights, same_version=untouched, first=first)
             return (terms.total * weights).sum()
 
         for pack in self.scorer.plan(batch.acting, self.config.max_tokens_per_micro_batch):
