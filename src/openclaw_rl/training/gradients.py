@@ -54,7 +54,8 @@ class Gradients:
         batch, config = context.batch, self.config.loss
         if self.custom is not None and batch.acting:
             states = self._read(batch.acting, batch.targets)
-            context = replace(context, given=given_by(self.custom, states, context, self._constant, config))
+            given = given_by(self.custom, states, context, self._constant, config, first=first)
+            context = replace(context, given=given)
 
         def seen(hidden: Tensor, flat: Tensor) -> None:
             if first:
