@@ -74,7 +74,7 @@ def trainer_in(
 
 
 def samples_of(trainer: Trainer) -> list[Sample]:
-    """Every signal, a reconstructed sample, and one with two hints; the same whatever the trainer's type is."""
+    """Every signal, a reconstructed sample, and one with two hints; drawn, as they say, in the trainer's own type."""
     told = reconstructed(make_sample(trainer, 8, reward=None, hint="be kind"))
     two = dataclasses.replace(make_sample(trainer, 9, hint="be brief and kind"), alternatives=("hm",))
     return [*mixed_samples(trainer), told, two]
@@ -113,10 +113,9 @@ CASES: dict[str, dict[str, Any]] = {
 def test_a_step_goes_where_it_goes_in_float32(case: dict[str, Any]) -> None:
     """The same gradient but for rounding (of the last pass, if there are several), and every reading of the gate."""
     narrow, wide = (trainer_in(dtype, **case) for dtype in (BF16, FP32))
-    samples = samples_of(wide)
     known = [KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7))]
     for trainer in (narrow, wide):
-        outcome = trainer.step(samples, hints=("hm",), known=known)
+        outcome = trainer.step(samples_of(trainer), hints=("hm",), known=known)
         assert outcome.refused is None
         assert all(math.isfinite(value) for value in outcome.metrics.values())
         assert {"kl_after", "entropy_after", "probe_drop", "nats_below_told_base"} <= outcome.metrics.keys()
