@@ -9,10 +9,13 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from openclaw_rl.config_sources import ConfigError
 
@@ -35,6 +38,64 @@ def load_attribute(path: str, *, option: str) -> Any:
         meant = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{option} = {path!r}: {source} has no attribute {attribute!r}{meant}")
     return getattr(module, attribute)
+
+
+def load_checked(path: str, *, option: str) -> Any:
+    """`load_attribute` for a start-up that shows nobody a traceback: what the user's code raises is one sentence too.
+
+    Raises:
+        ConfigError: as `load_attribute`, or that code raised.
+    """
+    try:
+        return load_attribute(path, option=option)
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the user's own code raises
+        raise ConfigError(f"{option} = {path!r}: {origin(error)}: {error}") from error
+
+
+def load_function(path: str, *, option: str, parameters: tuple[str, ...]) -> Callable[..., Any]:
+    """What `path` names, which can be called with these arguments, in these places.
+
+    Raises:
+        ConfigError: as `load_checked`, or it cannot.
+    """
+    found = load_checked(path, option=option)
+    if not callable(found) or inspect.isclass(found):
+        what = "a class" if inspect.isclass(found) else f"a {type(found).__name__}"
+        raise ConfigError(f"{option} = {path!r} is {what}, not a function of ({', '.join(parameters)})")
+    _check_parameters(found, path, option, parameters)
+    return cast("Callable[..., Any]", found)
+
+
+def origin(error: BaseException) -> str:
+    """`ValueError (reward.py:12)`: the kind of an error and where it arose, without its message, which may quote."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+def _check_parameters(function: Callable[..., Any], path: str, option: str, parameters: tuple[str, ...]) -> None:
+    """They are given in these places; a parameter that nobody gives must have a default."""
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a built-in function, which says nothing of its parameters
+        return
+    try:
+        signature.bind(*parameters)
+    except TypeError as error:
+        surplus = [
+            name
+            for place, (name, one) in enumerate(signature.parameters.items())
+            if one.default is one.empty
+            and one.kind not in {one.VAR_POSITIONAL, one.VAR_KEYWORD}
+            and (place >= len(parameters) or one.kind is one.KEYWORD_ONLY)
+        ]
+        near = difflib.get_close_matches(surplus[0], parameters, n=1) if surplus else []
+        hint = f" ({surplus[0]!r} is given by nobody{f'; {near[0]!r} is' if near else ''})" if surplus else ""
+        raise ConfigError(
+            f"{option} = {path!r} must take ({', '.join(parameters)}), not {signature}: {error}{hint}"
+        ) from error
 
 
 def _from_file(file: Path, option: str) -> ModuleType:

@@ -91,15 +91,22 @@ def test_ratios_are_of_medians_and_a_session_is_compared_twice() -> None:
 
     session = {
         "ours": steps(1.0, 2.0, 9.0),
+        training.COLD: steps(3.0),
         "limit": steps(1.0),
         "trl_1": steps(30.0),
         "trl_one_row": steps(3.0, 5.0),
     }
     assert training.ratios(Case.SESSION, session) == {
         "sessions_vs_limit": 0.5,
-        "sessions_vs_trl_rows": 15.0,
+        "sessions_vs_trl_rows": 10.0,
         "sessions_vs_trl_one_row": 2.0,
     }
+    table = training.table({"lora": {"sessions": training.summary(session)}})
+    assert "| lora | sessions | trl_1 | 30.0 | 10 | 10.00 |" in table, "a first step beside a first step"
+    assert "| lora | sessions | ours_first | 3.0 | 10 | 1.00 |" in table
+    assert "| lora | sessions | trl_one_row | 4.0 | 10 | 2.00 |" in table
+    cold = {name: first for name, first in session.items() if name != training.COLD}
+    assert training.ratios(Case.SESSION, cold)["sessions_vs_trl_rows"] == 15.0, "all weights: each first is the only"
     mixed = {"ours": steps(2.0), "limit": steps(1.0), "trl_2": steps(3.0)}
     assert training.ratios(Case.MIXED, mixed) == {"mixed_vs_limit": 0.5, "mixed_vs_trl": 1.5}
     assert "| lora | mixed | trl_2 | 3.0 | 10 | 1.50 |" in training.table(

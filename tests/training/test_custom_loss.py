@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from openclaw_rl.config import LossConfig
 from openclaw_rl.config_sources import ConfigError
@@ -17,7 +15,8 @@ from openclaw_rl.extensions import load_attribute
 from openclaw_rl.training.custom_loss import CustomLoss
 from openclaw_rl.training.trainer import Trainer
 from openclaw_rl.types import Method
-from tests.training.support import logprobs_of, make_sample, mixed_samples, tiny_trainer
+from tests.training.support import logprobs_of, make_sample, mixed_samples, tiny_trainer, with_logprobs
+from tests.training.test_reconstructed import reconstructed
 from tests.training.test_reference import TOLERANCE, batch_of_everything, difference, gradients_of, trainer_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "custom_loss" / "clipped_with_kl.py"
@@ -101,7 +100,7 @@ def test_it_is_given_what_it_names_and_null_is_not_zero(tmp_path: Path) -> None:
     assert bool(teacher[rewarded_only].isnan().all())
     hinted_only = inputs.owner == 2
     assert bool(rewards[hinted_only].isnan().all())
-    gap = (teacher - old)[hinted_only].clamp(-1.0, 1.0)
+    gap = (teacher - policy.detach())[hinted_only].clamp(-1.0, 1.0)
     torch.testing.assert_close(advantages[hinted_only], 0.5 * gap)
     assert inputs.reward_mask.tolist() == (~rewards.isnan()).tolist()
     assert inputs.hint_mask.tolist() == (~teacher.isnan()).tolist()
@@ -143,14 +142,49 @@ def test_what_is_no_function_is_refused() -> None:
         trainer_with("math:pi")
 
 
-def test_its_own_errors_are_its_own() -> None:
-    def broken(*_: object) -> Tensor:
-        raise AssertionError
+def test_an_error_of_its_own_is_one_sentence_at_start_up(tmp_path: Path) -> None:
+    """Not a traceback of a process that is started again and again: a kind, a place and the error's own words."""
+    with pytest.raises(ConfigError, match=r"function_path: .* ZeroDivisionError \(mine\.py:7\): division"):
+        trainer_with(written(tmp_path, "return a * (1 / 0)"))
+    (tmp_path / "broken.py").write_text("import no_such_module_of_theirs\n")
+    with pytest.raises(ConfigError, match=r"ModuleNotFoundError \(broken\.py:1\): No module named"):
+        trainer_with(f"{tmp_path / 'broken.py'}:compute_loss")
+    with pytest.raises(ConfigError, match="custom_loss_function_path: no signature found"):
+        CustomLoss(dict.update, LossConfig())
 
-    def raises(a: Tensor, b: Tensor, c: Tensor, d: Tensor, config: LossConfig) -> Tensor:
-        raise ZeroDivisionError("mine")
 
-    functions: dict[type[Exception], Callable[..., Any]] = {ConfigError: broken, ZeroDivisionError: raises}
-    for error, function in functions.items():
-        with pytest.raises(error):
-            CustomLoss(function, LossConfig())
+def test_what_it_raises_in_a_step_is_its_own(tmp_path: Path) -> None:
+    trainer = trainer_with(written(tmp_path, "return a * (1 if len(a) == 4 else 1 / 0)"))
+    with pytest.raises(ZeroDivisionError):
+        trainer.step(batch_of_everything(trainer))
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_reconstructed_sample_is_old_by_the_policy_before_the_step(epochs: int) -> None:
+    """The example on samples that no engine drew does what the built-in loss does, in later passes too."""
+    loss, values = {"opd_top_k": 0, "kl_coef": 0.3}, {"method": Method.OPD, "epochs_per_batch": epochs}
+    ours = trainer_of({**loss, "kl": "k3"}, **values)
+    theirs = trainer_of(loss, custom_loss_function_path=f"{EXAMPLE}:compute_loss", **values)
+    samples = [reconstructed(make_sample(ours, number, reward=None, hint="be kind")) for number in range(3)]
+    expected, found = ours.step(samples), theirs.step(samples)
+    assert (expected.refused, found.refused) == (None, None)
+    assert found.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=TOLERANCE)
+    assert difference(gradients_of(theirs.model), gradients_of(ours.model)) < 10 * TOLERANCE
+
+
+def test_what_is_old_stays_so_in_later_passes(tmp_path: Path) -> None:
+    """The engine's record of a sample drawn here; of a reconstructed one, the policy before the first pass."""
+    body = "seen.append((a.detach().clone(), old_logprobs.clone(), owner.clone())); return -a * d"
+    path = written(tmp_path, body, "old_logprobs, owner")
+    trainer = trainer_of({"opd_top_k": 0}, custom_loss_function_path=path, epochs_per_batch=3, lr=5e-2)
+    drawn = with_logprobs(make_sample(trainer, 0, reward=None, hint="hm"), [-0.5, -1.0, -1.5, -2.0])
+    told = reconstructed(make_sample(trainer, 1, reward=None, hint="be kind"))
+    before = logprobs_of(trainer, told)
+    trainer.step([drawn, told])
+    _made_up, *passes = load_attribute(path.replace("compute_loss", "seen"), option="seen")
+    assert len(passes) == 3
+    for _, old, owner in passes:
+        assert old[owner == 0].tolist() == pytest.approx([-0.5, -1.0, -1.5, -2.0])
+        torch.testing.assert_close(old[owner == 1], before, atol=1e-4, rtol=0)
+    now, _, owner = passes[-1]
+    assert float((now[owner == 1] - before).abs().max()) > 0.01

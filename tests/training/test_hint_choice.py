@@ -182,7 +182,7 @@ def test_a_step_trains_on_the_chosen_hint() -> None:
 def test_a_reward_is_trained_without_the_hint_that_does_not_fit() -> None:
     trainer = tiny_trainer({"baseline": "none"})
     sample = make_sample(trainer, 1, prompt=250, response=6, hint="hm")
-    assert trainer.unusable(sample) is None
+    assert trainer.usable.obstacle(sample) is None
     outcome = trainer.step([sample])
     assert outcome.teacher == {"scored_by": "base", "hinted": {}, "excluded": {"t1": TOO_LONG}}
     assert outcome.metrics["opd_share"] == 0.0

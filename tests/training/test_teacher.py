@@ -193,8 +193,11 @@ def test_another_model_of_another_width_can_teach(top_k: int) -> None:
 
 def test_another_models_context_bounds_the_hint() -> None:
     trainer = trainer_with(lambda _: ModelTeacher(other_model(), name="big"))
-    assert trainer.unusable(make_sample(trainer, 1, reward=None, hint="hm", prompt=58, response=4)) is None
-    assert trainer.unusable(make_sample(trainer, 1, reward=None, hint="hm", prompt=59, response=4)) == "hint_too_long"
+    assert trainer.usable.obstacle(make_sample(trainer, 1, reward=None, hint="hm", prompt=58, response=4)) is None
+    assert (
+        trainer.usable.obstacle(make_sample(trainer, 1, reward=None, hint="hm", prompt=59, response=4))
+        == "hint_too_long"
+    )
 
 
 @pytest.mark.parametrize(

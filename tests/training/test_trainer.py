@@ -175,15 +175,16 @@ def test_the_gate_refuses_what_is_absurdly_far_from_the_base() -> None:
 
 def test_what_the_model_cannot_read_is_named() -> None:
     trainer = tiny_trainer()
-    assert trainer.unusable(make_sample(trainer, 1)) is None
-    assert trainer.unusable(make_sample(trainer, 1, hint="hm")) is None
-    assert trainer.unusable(make_sample(trainer, 1, prompt=250, response=6)) is None
-    assert trainer.unusable(make_sample(trainer, 1, prompt=250, response=7)) == "too_long"
-    assert trainer.unusable(make_sample(trainer, 1, prompt=250, response=6, hint="hm")) is None
+    assert trainer.usable.obstacle(make_sample(trainer, 1)) is None
+    assert trainer.usable.obstacle(make_sample(trainer, 1, hint="hm")) is None
+    assert trainer.usable.obstacle(make_sample(trainer, 1, prompt=250, response=6)) is None
+    assert trainer.usable.obstacle(make_sample(trainer, 1, prompt=250, response=7)) == "too_long"
+    assert trainer.usable.obstacle(make_sample(trainer, 1, prompt=250, response=6, hint="hm")) is None
     assert (
-        trainer.unusable(make_sample(trainer, 1, prompt=250, response=6, reward=None, hint="hm")) == "hint_too_long"
+        trainer.usable.obstacle(make_sample(trainer, 1, prompt=250, response=6, reward=None, hint="hm"))
+        == "hint_too_long"
     )
-    assert trainer.unusable(make_sample(trainer, 1, retry=(3, 61))) == "unknown_token"
+    assert trainer.usable.obstacle(make_sample(trainer, 1, retry=(3, 61))) == "unknown_token"
 
 
 def test_the_baseline_moves_with_rewards_only() -> None:
@@ -208,3 +209,27 @@ def test_a_quarter_of_a_batch_takes_a_quarter_of_a_step() -> None:
         moves.append(torch.cat([(after[name] - before[name]).flatten() for name in before]))
         assert outcome.metrics["lr"] == pytest.approx(1e-2 / full_batch)
     torch.testing.assert_close(moves[1], moves[0] / 4, atol=1e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_without_a_hint_nothing_is_distilled_whatever_the_engine_recorded(epochs: int) -> None:
+    """Teacher and student come from one scorer: an engine that rounds otherwise, or old weights, teach nothing."""
+    trainer = tiny_trainer({**NO_KL, "opd_top_k": 0}, shaken=True, method=Method.OPD, epochs_per_batch=epochs)
+    sample = make_sample(trainer, 1, reward=None, hint=SAME)
+    drifted = with_logprobs(sample, [logprob - 0.4 for logprob in sample.logprobs])
+    metrics = trainer.step([drifted]).metrics
+    assert metrics["loss"] == pytest.approx(0.0, abs=1e-5)
+    assert metrics["grad_norm"] == pytest.approx(0.0, abs=1e-5)
+    assert metrics["logprob_gap"] == pytest.approx(0.4, rel=1e-3)
+
+
+def test_what_is_said_of_the_weights_before_the_step_is_of_the_first_pass() -> None:
+    """Losses, KL and entropy are what one pass finds; ratios and the clip are of all passes."""
+    loss = {"entropy_coef": 0.1, "tis_cap": 2.0}
+    once, often = (tiny_trainer(loss, shaken=True, epochs_per_batch=n, lr=5e-2) for n in (1, 4))
+    first, all_passes = (trainer.step(mixed_samples(trainer)).metrics for trainer in (once, often))
+    same = {"loss", "loss_policy", "loss_opd", "loss_kl", "loss_entropy", "kl", "entropy", "mismatch_weight"}
+    assert same <= first.keys()
+    assert {name: all_passes[name] for name in same} == {name: first[name] for name in same}
+    assert all_passes["ratio_max"] > first["ratio_max"]
+    assert all_passes["clip_fraction"] > 0.0

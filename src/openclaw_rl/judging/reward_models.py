@@ -12,14 +12,13 @@ import logging
 import math
 import threading
 import time
-import traceback
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.extensions import load_attribute
+from openclaw_rl.extensions import load_attribute, origin
 from openclaw_rl.judging.base import JudgeError, JudgeMisconfigured, JudgeUnavailable, output_of, task_of
 from openclaw_rl.judging.head import digest
 from openclaw_rl.judging.hints import corrective_part
@@ -54,7 +53,7 @@ def load_custom(config: Config) -> tuple[Score, str]:
     except ConfigError:
         raise
     except Exception as error:  # whatever the user's own code raises, it is told where the configuration is checked
-        raise JudgeMisconfigured(f"{OPTION} = {path!r}: {_origin(error)}: {error}") from error
+        raise JudgeMisconfigured(f"{OPTION} = {path!r}: {origin(error)}: {error}") from error
     if inspect.isclass(found):
         raise JudgeMisconfigured(f"{OPTION} = {path!r} is a class: name a function {FACTORY}(config) that makes one")
     score = getattr(found, "score", found)
@@ -137,8 +136,8 @@ class RewardJudge:
         except (ConnectionError, TimeoutError) as error:
             raise JudgeUnavailable("reward_model_connection", f"the reward model: {type(error).__name__}") from error
         except Exception as error:  # the user's own code may raise anything; it is counted, told, and is no score
-            log.error("the reward model raised %s", _origin(error))
-            raise JudgeError("reward_model_raised", f"the reward model raised {_origin(error)}") from error
+            log.error("the reward model raised %s", origin(error))
+            raise JudgeError("reward_model_raised", f"the reward model raised {origin(error)}") from error
 
     def _mapped(self, raw: Any) -> float:
         if isinstance(raw, bool) or not isinstance(raw, int | float):
@@ -194,10 +193,3 @@ class DaemonThreads:
         if failure is not None:
             raise failure
         return result
-
-
-def _origin(error: BaseException) -> str:
-    """`ValueError (reward.py:12)`: the kind of an error and where it arose, without its message, which may quote."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}{where}"

@@ -161,18 +161,19 @@ def _by_group(answers: Sequence[Rewarded]) -> dict[Hashable, list[float]]:
     return {group: [statistics.fmean(rewards) for rewards in ones.values()] for group, ones in groups.items()}
 
 
-def opd_token_advantage(teacher: Tensor, old: Tensor, clip: float) -> Tensor:
-    """Distillation at the sampled token: `log π_teacher(a | s, hint) - log π_old(a | s)`, clipped to ±clip.
+def opd_token_advantage(teacher: Tensor, before: Tensor, clip: float) -> Tensor:
+    """Distillation at the sampled token: `log π_teacher(a | s, hint) - log π_before(a | s)`, clipped to ±clip.
 
-    OpenClaw-RL (arXiv 2603.10165), the token-level form. `teacher`, `old` and the result: [N].
+    OpenClaw-RL (arXiv 2603.10165), the token-level form; `before` is the student before the step, read as the teacher
+    is. `teacher`, `before` and the result: [N].
     """
-    return (teacher - old).clamp(-clip, clip)
+    return (teacher - before).clamp(-clip, clip)
 
 
 def combine(
     reward: Tensor, reward_mask: Tensor, opd: Tensor, opd_mask: Tensor, *, w_rl: float, w_opd: float
 ) -> Tensor:
-    """`A = w_rl · r + w_opd · (log π_teacher - log π_old)`, each term only where its signal exists. All [N].
+    """`A = w_rl · r + w_opd · (log π_teacher - log π_before)`, each term only where its signal exists. All [N].
 
     A masked entry adds exactly 0 whatever number stands there, NaN included. (arXiv 2603.10165, "combine".)
     """

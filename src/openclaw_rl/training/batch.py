@@ -122,16 +122,29 @@ class TrainBatch:
         return torch.tensor(per_sample, dtype=torch.float32, device=self.owner.device)[self.owner]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uses:
+    """Which signals of a sample count."""
+
+    reward: bool
+    hint: bool
+    retry: bool
+
+    @classmethod
+    def of(cls, method: Method, loss: LossConfig) -> Uses:
+        """By the method and the weights; decided here, and only here."""
+        return cls(
+            reward=method is not Method.OPD and loss.w_rl > 0,
+            hint=method is not Method.BINARY_RL and loss.w_opd > 0,
+            retry=loss.w_retry > 0,
+        )
+
+
 def build_batch(
     samples: Sequence[Sample], method: Method, loss: LossConfig, device: torch.device | str = "cpu"
 ) -> TrainBatch:
-    """The tensors of one step, on `device`.
-
-    Which signals count is decided here, by `method` and the weights, and only here.
-    """
-    use_reward = method is not Method.OPD and loss.w_rl > 0
-    use_hint = method is not Method.BINARY_RL and loss.w_opd > 0
-    use_retry = loss.w_retry > 0
+    """The tensors of one step, on `device`; `method` and the weights say which signals count (`Uses`)."""
+    uses = Uses.of(method, loss)
     lengths = [len(sample.tokens.response_ids) for sample in samples]
     starts = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
 
@@ -139,9 +152,9 @@ def build_batch(
         return torch.tensor(list(values), dtype=dtype).repeat_interleave(torch.tensor(lengths))
 
     owner = spread(range(len(samples)), torch.long)
-    reward_mask = spread(telling_rewards(samples, loss) if use_reward else [False] * len(samples), torch.bool)
-    hint_mask = spread([use_hint and sample.hint is not None for sample in samples], torch.bool)
-    retries = [(s, s.retry) for s in samples if use_retry and s.retry is not None]
+    reward_mask = spread(telling_rewards(samples, loss) if uses.reward else [False] * len(samples), torch.bool)
+    hint_mask = spread([uses.hint and sample.hint is not None for sample in samples], torch.bool)
+    retries = [(s, s.retry) for s in samples if uses.retry and s.retry is not None]
     demo_lengths = [len(retry.response_ids) for _, retry in retries]
     effective = int(torch.unique(owner[reward_mask | hint_mask]).numel())
     share = 1.0 / max(effective, len(retries), 1)
@@ -171,7 +184,7 @@ def build_batch(
             [s.sampling.temperature for s, retry in retries for _ in retry.response_ids], dtype=torch.float32
         ),
         demo_weights=torch.tensor([share / n for n in demo_lengths for _ in range(n)], dtype=torch.float32),
-        demo_owners=tuple(i for i, s in enumerate(samples) if use_retry and s.retry is not None),
+        demo_owners=tuple(i for i, s in enumerate(samples) if uses.retry and s.retry is not None),
     )
     return moved(batch, device)
 

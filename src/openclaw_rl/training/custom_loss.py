@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -22,8 +22,8 @@ from torch import Tensor
 
 from openclaw_rl.config import LossConfig
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.extensions import load_attribute
-from openclaw_rl.training.objective import PIECE, Distribution, Given, StepContext, token_advantages
+from openclaw_rl.extensions import load_checked, origin
+from openclaw_rl.training.objective import PIECE, Distribution, Given, StepContext, TokenReadings, token_readings
 from openclaw_rl.types import Sample
 
 OPTION = "training.custom_loss_function_path"
@@ -39,9 +39,10 @@ class LossInputs:
     """All that is known of the N response tokens that have a signal; tensors are [N] unless said otherwise.
 
     `policy_logprobs` of the sampled tokens, with gradient; `reference_logprobs` the base's; `old_logprobs` the
-    engine's when it drew them; `teacher_logprobs` under the hint, NaN where there is none. `rewards` as judged, NaN
-    where there is none; `advantages` the sum of the reward's and the distillation's. All log-probabilities (nats) are
-    at the temperature of the sample. `mask`, `reward_mask`, `hint_mask` bool: which tokens have any signal (here,
+    engine's when it drew them, and the policy's before the step for a reconstructed sample, which it did not draw;
+    `teacher_logprobs` under the hint, NaN where there is none. `rewards` as judged, NaN where there is none;
+    `advantages` the sum of the reward's and the distillation's. All log-probabilities (nats) are at the temperature
+    of the sample. `mask`, `reward_mask`, `hint_mask` bool: which tokens have any signal (here,
     all), a reward, a hint. `owner` whose token each is, an index of `samples`; `weights` those of the configured
     reduction, summing to 1.
     """
@@ -65,19 +66,26 @@ class CustomLoss:
 
     Raises:
         ConfigError: it cannot be called in this way, or its first try on a row of four made-up tokens shows that what
-            it returns is no loss. (What it raises itself is passed on.)
+            it returns is no loss, or raises. (What it raises later, in a step, is passed on.)
     """
 
     def __init__(self, function: Callable[..., Any], config: LossConfig) -> None:
         self._function = function
         self._config = config
         self._extras = _extras(function)
-        self.given(_made_up())
+        try:
+            self.given(_made_up())
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever the user's own code raises
+            raise ConfigError(
+                f"{OPTION}: tried on four made-up tokens, it raised {origin(error)}: {error}"
+            ) from error
 
     @classmethod
     def load(cls, path: str, config: LossConfig) -> CustomLoss:
         """The function at `module:attribute` or `file.py:attribute`."""
-        function = load_attribute(path, option=OPTION)
+        function = load_checked(path, option=OPTION)
         if not callable(function):
             raise ConfigError(f"{OPTION} = {path!r} is no function")
         return cls(function, config)
@@ -107,28 +115,36 @@ class CustomLoss:
 
 
 def given_by(
-    custom: CustomLoss, hidden: Tensor, context: StepContext, distribution: Distribution, config: LossConfig
+    custom: CustomLoss,
+    hidden: Tensor,
+    context: StepContext,
+    distribution: Distribution,
+    config: LossConfig,
+    *,
+    first: bool,
 ) -> Given:
     """The custom loss of a whole batch, its slope laid into the flat row.
 
-    `hidden` [N, H]: the student's hidden states at every acting token, without gradients.
+    `hidden` [N, H]: the student's hidden states at every acting token, without gradients; `first`: whether this is
+    the first pass over the batch.
     """
     batch = context.batch
     acting = (batch.weights > 0).nonzero().squeeze(-1)
-    read = [
-        token_advantages(distribution(hidden[piece], batch.temperature[piece]), piece, context, distribution, config)
+    read = _joined(
+        token_readings(
+            distribution(hidden[piece], batch.temperature[piece]), piece, context, distribution, config, first=first
+        )
         for piece in torch.split(acting, PIECE)
-    ]
-    policy, reference, teacher, advantage = (torch.cat(parts) for parts in zip(*read, strict=True))
-    absent = torch.full_like(advantage, math.nan)
+    )
+    absent = torch.full_like(read.advantage, math.nan)
     given = custom.given(
         LossInputs(
-            policy_logprobs=policy.requires_grad_(),
-            reference_logprobs=reference,
-            old_logprobs=batch.old[acting],
-            teacher_logprobs=teacher,
+            policy_logprobs=read.student.requires_grad_(),
+            reference_logprobs=read.reference,
+            old_logprobs=read.old,
+            teacher_logprobs=read.teacher,
             rewards=torch.where(batch.reward_mask[acting], batch.rewards[acting], absent),
-            advantages=advantage,
+            advantages=read.advantage,
             mask=torch.ones_like(acting, dtype=torch.bool),
             reward_mask=batch.reward_mask[acting],
             hint_mask=batch.hint_mask[acting],
@@ -142,14 +158,24 @@ def given_by(
     return Given(value=given.value, slope=slope)
 
 
+def _joined(parts: Iterable[TokenReadings]) -> TokenReadings:
+    """The readings of neighbouring pieces as those of one."""
+    read = list(parts)
+    names = [field.name for field in fields(TokenReadings)]
+    return TokenReadings(**{name: torch.cat([getattr(part, name) for part in read]) for name in names})
+
+
 def _extras(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names that a function asks for after the first five.
 
     Raises:
-        ConfigError: it takes fewer, or one that there is not.
+        ConfigError: it takes fewer, or one that there is not, or does not say (a built-in function).
     """
     known = {*(field.name for field in fields(LossInputs)), "loss_inputs"} - set(POSITIONAL)
-    parameters = list(inspect.signature(function).parameters.values())
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError as error:
+        raise ConfigError(f"{OPTION}: {error}") from error
     plain = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
     first, rest = parameters[: len(POSITIONAL)], parameters[len(POSITIONAL) :]
     if len(first) < len(POSITIONAL) or any(one.kind not in plain for one in first):

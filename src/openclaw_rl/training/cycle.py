@@ -296,20 +296,18 @@ class TrainingLoop:
         if closed is not None:
             self._reporter.waiting(closed, ready=ready.count)
             return []
-        usable = []
         if owner:
             self._fruitless[owner] = time.time()
         training = self._config.training
-        for sample in claims or self._store.samples.claim(
+        claimed = claims or self._store.samples.claim(
             decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
-        ):
-            reason = self._trainer.unusable(sample)
-            if reason is None:
-                usable.append(sample)
-            else:
-                self._reject([sample], reason)
+        )
+        obstacles = self._trainer.usable.obstacles(claimed)
+        for sample in claimed:
+            if sample.turn_id in obstacles:
+                self._reject([sample], obstacles[sample.turn_id])
                 self._store.status.count("samples_unusable")
-        return usable
+        return [sample for sample in claimed if sample.turn_id not in obstacles]
 
     def _step(self, samples: list[Sample]) -> StepOutcome:
         step = self._trainer.step_number + 1

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from openclaw_rl.config_gate import GateConfig
-from openclaw_rl.extensions import load_attribute
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.extensions import load_function
 from openclaw_rl.training.gate import Readings, verdict
 from openclaw_rl.training.trainer import StepOutcome
 
@@ -20,15 +23,18 @@ OPTION = "training.gate.evaluation_path"
 
 
 def load_evaluation(config: GateConfig) -> Evaluation | None:
-    """The configured evaluation, loaded at start-up so that a wrong name is an error then; None without one.
+    """The configured evaluation, loaded and looked at when the trainer starts; None without one.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it is not there, its file raises, or it cannot be called with a version's directory alone.
     """
-    if config.evaluation_path is None:
+    path = config.evaluation_path
+    if path is None:
         return None
-    evaluate: Evaluation = load_attribute(config.evaluation_path, option=OPTION)
-    return evaluate
+    found = load_function(path, option=OPTION, parameters=("version",))
+    if inspect.iscoroutinefunction(found) or inspect.isgeneratorfunction(found):
+        raise ConfigError(f"{OPTION} = {path!r} must be a plain function that returns a number")
+    return cast(Evaluation, found)
 
 
 def evaluated(outcome: StepOutcome, evaluate: Evaluation, version: Path, config: GateConfig) -> StepOutcome:

@@ -54,7 +54,8 @@ class Gradients:
         batch, config = context.batch, self.config.loss
         if self.custom is not None and batch.acting:
             states = self._read(batch.acting, batch.targets)
-            context = replace(context, given=given_by(self.custom, states, context, self._constant, config))
+            given = given_by(self.custom, states, context, self._constant, config, first=first)
+            context = replace(context, given=given)
 
         def seen(hidden: Tensor, flat: Tensor) -> None:
             if first:
@@ -67,7 +68,7 @@ class Gradients:
             terms = loss_terms(student, flat, context, self._constant, config, first=first)
             weights = batch.weights[flat]
             untouched = batch.versions[flat] == self.version if first else torch.zeros_like(flat).bool()
-            meter.add_terms(terms, weights, same_version=untouched)
+            meter.add_terms(terms, weights, same_version=untouched, first=first)
             return (terms.total * weights).sum()
 
         for pack in self.scorer.plan(batch.acting, self.config.max_tokens_per_micro_batch):

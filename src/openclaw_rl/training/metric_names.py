@@ -30,8 +30,8 @@ METRICS = _metrics(
     ("baseline", "reward", "what rewards were measured against, a mean over them"),
     ("staleness_mean", "versions", "how many versions ago the samples were drawn"),
     ("staleness_max", "versions", "the same of the oldest sample"),
-    # The loss: its terms as they were added up, coefficients included. Over all passes of the step.
-    ("loss", "1", "the sum of the terms below"),
+    # The loss: its terms as they were added up, coefficients included. Of the first pass over the batch.
+    ("loss", "1", "the sum of the terms below, before the step (the first pass of several)"),
     ("loss_policy", "1", "rewards, and distillation at the sampled token"),
     ("loss_opd", "1", "distillation over the top-k support"),
     ("loss_kl", "1", "the KL to the base, times kl_coef"),
@@ -39,9 +39,9 @@ METRICS = _metrics(
     ("loss_retry", "1", "accepted retries, times w_retry; part of no other"),
     ("kl", "nats per token", "exact KL to the base, before the step"),
     ("entropy", "nats per token", "of the policy, before the step"),
-    ("ratio_mean", "1", "probability of the sampled token now, over that when it was drawn"),
+    ("ratio_mean", "1", "probability of the sampled token now, over that when it was drawn; over all passes"),
     ("ratio_max", "1", "the largest of these"),
-    ("clip_fraction", "share", "of the tokens whose ratio was clipped"),
+    ("clip_fraction", "share", "of the tokens whose ratio was clipped, over all passes"),
     ("mismatch_weight", "1", "mean correction for what engine and trainer differ by"),
     ("logprob_gap", "nats", "mean distance of the trainer's log-probability from the engine's, same version only"),
     # The optimiser.

@@ -82,8 +82,9 @@ class Terms:
 class _Piece:
     """n tokens of the flat row: `flat` [n] which, `student` [n, V], `sampled` [n] their own log-probabilities.
 
-    `engine` [n] what the engine recorded. `old` [n] what ratios start from: that, or, where engine and trainer are
-    told apart, the trainer's own before the step; `correction` [n] is then what their difference makes a token count.
+    `before` [n] the trainer's own before the step, NaN where nothing asks for it. `engine` [n] what the engine
+    recorded (`before`, where it did not). `old` [n] what ratios start from: that, or, where engine and trainer are
+    told apart, `before`; `correction` [n] is then what their difference makes a token count.
     """
 
     flat: Tensor
@@ -92,6 +93,7 @@ class _Piece:
     targets: Tensor
     temperature: Tensor
     kept: Tensor
+    before: Tensor
     engine: Tensor
     old: Tensor
     correction: Tensor
@@ -111,9 +113,10 @@ def loss_terms(
     Rewards enter through the sampled token, by the ratio to what drew it, both among the tokens that were kept at
     sampling where it was truncated. (Exact KL, entropy and top-k distillation look at the whole vocabulary.)
     Distillation enters at the sampled token too (`opd_top_k = 0`: one advantage, the sum of both), or per entry of
-    the student's top-k support. There the old policy is the student before this step: engines record the sampled
-    token's alone, so the drift since sampling is corrected in the reward's ratio and not in the distillation's.
-    So it is at the sampled token of a reconstructed sample, whose old log-probability is missing (NaN).
+    the student's top-k support. Either way the teacher is measured against the student before this step, both read by
+    the one scorer: against an engine, or weights of long ago, it would teach their difference too. On the support
+    that student is also what ratios start from, because engines record the sampled token's probability alone; so it
+    is at the sampled token of a reconstructed sample, whose old log-probability is missing (NaN).
 
     Args:
         student: [n, V] log-probabilities with gradient.
@@ -142,18 +145,35 @@ def loss_terms(
     )
 
 
-def token_advantages(
-    student: Tensor, flat: Tensor, context: StepContext, distribution: Distribution, config: LossConfig
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a custom loss, for which the reference is always read, is told of n tokens; all [n], without gradients.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenReadings:
+    """What a custom loss is told of n tokens; all [n], without gradients.
 
-    Log-probabilities of the student and of the reference, those of the teacher (NaN where no hint is), and the
-    advantage, which is the sum of the reward's and the distillation's.
+    Log-probabilities of the student now, of `old`, which ratios start from, of the reference and of the teacher (NaN
+    where no hint is); the advantage is the sum of the reward's and the distillation's.
     """
+
+    student: Tensor
+    old: Tensor
+    reference: Tensor
+    teacher: Tensor
+    advantage: Tensor
+
+
+def token_readings(
+    student: Tensor,
+    flat: Tensor,
+    context: StepContext,
+    distribution: Distribution,
+    config: LossConfig,
+    *,
+    first: bool,
+) -> TokenReadings:
+    """Read them; arguments as of `loss_terms`. For a custom loss the reference is always there."""
     with torch.no_grad():
         assert context.reference is not None
-        piece = _piece(student, flat, context, distribution, config, first=True)
-        opd, _ = _distillation(piece, context, distribution, config, first=True)
+        piece = _piece(student, flat, context, distribution, config, first=first)
+        opd, _ = _distillation(piece, context, distribution, config, first=first)
         reference = (context.reference_distribution or distribution)(context.reference[flat], piece.temperature)
         teacher = torch.full_like(piece.sampled, float("nan"))
         hinted = context.batch.hint_mask[flat].nonzero().squeeze(-1)
@@ -162,11 +182,12 @@ def token_advantages(
                 context.teacher[flat[hinted]], piece.temperature[hinted]
             )
             teacher[hinted] = chosen_logprobs(told, piece.targets[hinted], piece.kept[hinted])
-        return (
-            piece.sampled,
-            chosen_logprobs(reference, piece.targets, piece.kept),
-            teacher,
-            _advantage(piece, opd, context, config),
+        return TokenReadings(
+            student=piece.sampled,
+            old=piece.old,
+            reference=chosen_logprobs(reference, piece.targets, piece.kept),
+            teacher=teacher,
+            advantage=_advantage(piece, opd, context, config),
         )
 
 
@@ -229,16 +250,12 @@ def _piece(
     batch = context.batch
     targets, kept, temperature = batch.targets[flat], batch.kept[flat], batch.temperature[flat]
     sampled = chosen_logprobs(student, targets, kept)
-    old = engine = batch.old[flat]
+    before = sampled.detach() if first else _before(flat, context, distribution, config)
+    recorded = batch.old[flat]
+    old = engine = torch.where(recorded.isnan(), before, recorded)
     correction = torch.ones_like(old)
-    missing = engine.isnan()
-    by = context.old_distribution or distribution
-    if bool(missing.any()):  # reconstructed: the old policy is the student before the step
-        before = student.detach() if first else by(context.old[flat], temperature)
-        old = engine = torch.where(missing, chosen_logprobs(before, targets, kept), engine)
     if config.corrects_mismatch:
-        before = student if first else by(context.old[flat], temperature)
-        old = sampled.detach() if first else chosen_logprobs(before, targets, kept)
+        old = before
         correction = losses.mismatch_weight(
             old, engine, cap=config.tis_cap, low=config.icepop_low, high=config.icepop_high
         )
@@ -249,10 +266,26 @@ def _piece(
         targets=targets,
         temperature=temperature,
         kept=kept,
+        before=before,
         engine=engine,
         old=old,
         correction=correction,
     )
+
+
+def _before(flat: Tensor, context: StepContext, distribution: Distribution, config: LossConfig) -> Tensor:
+    """In a later pass: log-probabilities [n] of the sampled tokens before the step; NaN where nothing asks."""
+    batch = context.batch
+    asked = batch.old[flat].isnan() | config.corrects_mismatch
+    if not config.opd_top_k:
+        asked = asked | batch.hint_mask[flat]
+    before = torch.full_like(batch.old[flat], float("nan"))
+    where = flat[asked]
+    if where.numel():
+        by = context.old_distribution or distribution
+        student = by(context.old[where], batch.temperature[where])
+        before[asked] = chosen_logprobs(student, batch.targets[where], batch.kept[where])
+    return before
 
 
 def _distillation(
@@ -268,7 +301,7 @@ def _distillation(
     teacher = (context.teacher_distribution or distribution)(context.teacher[where], temperature)
     if not config.opd_top_k:
         chosen = chosen_logprobs(teacher, piece.targets[hinted], piece.kept[hinted])
-        opd[hinted] = advantages.opd_token_advantage(chosen, piece.old[hinted], config.opd_clip)
+        opd[hinted] = advantages.opd_token_advantage(chosen, piece.before[hinted], config.opd_clip)
         return opd, term
     own = piece.student[hinted]
     by = context.old_distribution or distribution

@@ -89,9 +89,10 @@ def _answer(
         with model.disable_adapter() if frozen is None else contextlib.nullcontext():
             base = _distribution(model if frozen is None else frozen, prompt, response, temperature)
     log_pi, engine = _chosen(student, sample), torch.tensor(sample.logprobs)
+    log_before = _chosen(old_student, sample)
     log_old, correction = engine, torch.ones_like(engine)
     if loss.tis_cap is not None or loss.icepop_low is not None:
-        log_old = _chosen(old_student, sample)
+        log_old = log_before
         correction = (log_old - engine).exp()
         inside = torch.ones_like(correction)
         if loss.icepop_low is not None and loss.icepop_high is not None:
@@ -103,7 +104,8 @@ def _answer(
     if teacher is not None and loss.opd_top_k:
         opd = loss.w_opd * _top_k(student, old_student, teacher, config)
     elif teacher is not None:
-        advantage = advantage + loss.w_opd * (_chosen(teacher, sample) - log_old).clamp(-loss.opd_clip, loss.opd_clip)
+        opd_advantage = (_chosen(teacher, sample) - log_before).clamp(-loss.opd_clip, loss.opd_clip)
+        advantage = advantage + loss.w_opd * opd_advantage
     by_token = reward is not None or (teacher is not None and not loss.opd_top_k)
     policy = correction * _policy(log_pi, log_old, advantage, config) if by_token else torch.zeros_like(log_pi)
 

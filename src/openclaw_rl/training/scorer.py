@@ -80,7 +80,8 @@ def _plain(model: Any) -> Any:
 
 
 def _through(head: Tensor, hidden: Tensor, temperature: Tensor) -> Tensor:
-    warm = hidden / temperature.unsqueeze(-1).to(hidden.dtype)
+    """Rows that are kept are float32 whatever the head is; a temperature is never rounded to a coarser type."""
+    warm = (hidden.float() / temperature.unsqueeze(-1)).to(head.dtype)
     return torch.log_softmax(nn.functional.linear(warm, head).float(), dim=-1)
 
 

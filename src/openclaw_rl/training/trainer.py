@@ -22,7 +22,7 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.training import gate
 from openclaw_rl.training.advantages import Compared, reward_advantages, rewarded
-from openclaw_rl.training.batch import TokenSequence, TrainBatch, build_batch
+from openclaw_rl.training.batch import TokenSequence, TrainBatch, Uses, build_batch
 from openclaw_rl.training.batch_metrics import batch_metrics
 from openclaw_rl.training.custom_loss import CustomLoss
 from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
@@ -36,6 +36,7 @@ from openclaw_rl.training.own_steps import OwnSteps
 from openclaw_rl.training.schedule import lr_share
 from openclaw_rl.training.scorer import Mode, Scorer
 from openclaw_rl.training.teacher import LiveTeacher, TeacherOf
+from openclaw_rl.training.usable import Usable
 from openclaw_rl.types import Sample
 
 log = logging.getLogger(__name__)
@@ -155,6 +156,13 @@ class Trainer:
             top_k=overlap_top_k,
             max_tokens=config.max_tokens_per_micro_batch,
         )
+        self.usable = Usable(
+            uses=Uses.of(config.method, config.loss),
+            loss=config.loss,
+            context_length=self.context_length,
+            vocabulary=self.vocabulary,
+            hint_obstacle=self._chooser.obstacle,
+        )
         self.step_number = 0
         self.averages: dict[str, float] = {}
         self.weights_version = 0
@@ -235,22 +243,6 @@ class Trainer:
         }
 
     # --- the step ------------------------------------------------------------------------------------------
-
-    def unusable(self, sample: Sample) -> str | None:
-        """Why this sample cannot be trained by this model, as a counter's name, or None."""
-        tokens = sample.tokens
-        sequences = [(*tokens.prompt_ids, *tokens.response_ids)]
-        if sample.retry is not None:
-            sequences.append((*sample.retry.prompt_ids, *sample.retry.response_ids))
-        if max(map(len, sequences)) > self.context_length:
-            return "too_long"
-        if max(map(max, sequences)) >= self.vocabulary:
-            return "unknown_token"
-        if sample.sampling.temperature <= 0.0:
-            return "greedy"
-        if sample.reward is None and sample.retry is None:  # the hint is all there is
-            return self._chooser.obstacle(sample)
-        return None
 
     def step(
         self,
