@@ -41,7 +41,7 @@ def learned(trainer: Trainer, samples: list[Sample]) -> tuple[float, Tensor]:
 def plainly(trainer: Trainer, samples: list[Sample]) -> tuple[float, Tensor]:
     """The same by the formula: whole logits of one sample after the other, one backward pass over their sum.
 
-    `Σ_t w_t (-min(ρA, clip(ρ)A) + β KL(π ‖ base))`, `A = r + (log π_teacher - log π_old)`, each where it exists.
+    `Σ_t w_t (-min(ρA, clip(ρ)A) + β KL(π ‖ base))`, `A = r + (log π_teacher - log π_before)`, each where it exists.
     """
     loss, model = trainer.config.loss, trainer.model
     acting = [sample for sample in samples if sample.reward is not None or sample.hint is not None]
@@ -56,7 +56,7 @@ def plainly(trainer: Trainer, samples: list[Sample]) -> tuple[float, Tensor]:
         chosen, old = own.gather(-1, targets).squeeze(-1), torch.tensor(sample.logprobs)
         advantage = torch.full_like(old, sample.reward or 0.0)
         if sample.hint is not None:
-            drift = teacher.detach().gather(-1, targets).squeeze(-1) - old
+            drift = teacher.detach().gather(-1, targets).squeeze(-1) - chosen.detach()
             advantage = advantage + drift.clamp(-loss.opd_clip, loss.opd_clip)
         ratio = (chosen - old).exp()
         clipped = ratio.clamp(1 - loss.clip_low, 1 + loss.clip_high)
