@@ -21,8 +21,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload([__name__])
 """Processes that have imported all but TRL, and nothing more: importing takes ten seconds and more."""
 
-DEADLINE_S = 900.0
-"""For any one answer of a side: the slowest step takes two minutes here."""
+DEADLINE_S = 3600.0
+"""For any one answer of a side: the slowest, the plain loop over a session, takes ten minutes and more here."""
 
 SIDES: dict[str, Callable[[Task], Side]] = {
     "ours": Ours,

@@ -112,3 +112,10 @@ def test_ratios_are_of_medians_and_a_session_is_compared_twice() -> None:
     assert "| lora | mixed | trl_2 | 3.0 | 10 | 1.50 |" in training.table(
         {"lora": {"mixed": training.summary(mixed)}}
     )
+
+
+def test_a_plain_loop_that_fails_leaves_the_figures_that_were_measured(tmp_path: Path) -> None:
+    task = Task(samples=(), model_path=str(tmp_path / "no model"), full=False)
+    found = training.worst_difference([(Case.MIXED, task, torch.zeros(1))], threads=1)
+    assert found == {"gradient_difference": None, "gradient_missing": "mixed: its process died"}
+    assert "not compared (mixed: its process died)" in training.table(found)
