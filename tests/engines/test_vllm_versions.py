@@ -67,9 +67,11 @@ def test_the_oldest_unused_makes_room() -> None:
     assert versions.make_room() == "two"
     versions.add(3, "three")
     versions.acquire(3)
-    with pytest.raises(EngineOverloaded):
-        versions.make_room()
+    for ask in (versions.check_room, versions.make_room):
+        with pytest.raises(EngineOverloaded):
+            ask()
     versions.release(first)
+    versions.check_room()
     assert versions.make_room() == "one"
 
 
@@ -88,9 +90,24 @@ def test_what_vllm_no_longer_has_is_forgotten() -> None:
     versions = LoadedVersions(2)
     versions.add(1, "one")
     versions.add(2, "two")
-    assert not versions.lost(frozenset({"base", "one", "two"}))
-    assert versions.lost(frozenset({"base", "two"}))
+    had = versions.adapters()
+    assert not versions.lost(had, frozenset({"base", "one", "two"}))
+    versions.add(3, "three")
+    assert versions.lost(had, frozenset({"base", "two"}))
+    assert versions.loaded() == (0, 2, 3), "what was loaded after the question is not missing in the answer"
+    assert versions.leave(2) == "two"
+    assert not versions.lost(had, frozenset({"base"})), "we have unloaded it ourselves"
+
+
+def test_adapters_are_not_there_while_another_model_is() -> None:
+    versions = LoadedVersions(2)
+    versions.add(1, "one")
+    versions.replace_model(2, "two")
     assert versions.loaded() == (0, 2)
+    with pytest.raises(UnknownVersion):
+        versions.acquire(1)
+    versions.replace_model(0, UNTOUCHED)
+    assert versions.loaded() == (0, 1, 2)
 
 
 def test_requests_on_their_way_are_answered_by_the_model_that_came_after() -> None:
