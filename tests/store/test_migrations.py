@@ -315,9 +315,9 @@ def test_rollouts_get_the_key_of_the_first_session_of_their_name(tmp_path: Path)
         rollout.format("cut-off"),
     )
     Store.open(path).close()
-    connection = sqlite3.connect(path)
-    found = connection.execute("SELECT session_name, key_id, owner FROM rollouts ORDER BY session_name").fetchall()
-    connection.close()
+    opened = sqlite3.connect(path)
+    found = opened.execute("SELECT session_name, key_id, owner FROM rollouts ORDER BY session_name").fetchall()
+    opened.close()
     assert found == [("cut-off", None, ""), ("made", "tasks", "anna")]
 
 
