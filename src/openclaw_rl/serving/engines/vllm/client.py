@@ -257,7 +257,8 @@ class VllmEngine:
             weights = await asyncio.to_thread(version_weights, version)
             if weights.kind is WeightsKind.LORA:
                 self._versions.check_room()  # before the files are read: whoever waits for a place asks often
-            await asyncio.to_thread(verify, weights)
+            modules = None if self._config.engine.urls else self._config.training.lora.target_modules
+            await asyncio.to_thread(verify, weights, modules)
             if weights.kind is WeightsKind.LORA:
                 await self._load_adapter(version.version, weights.directory)
             else:
