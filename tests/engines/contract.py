@@ -167,7 +167,7 @@ class EngineContract:
                 strict=True,
             )
         ]
-        assert max(difference) > 2 * bound, "the adapter changes nothing, so this shows nothing of it"
+        assert max(difference) > 10 * bound, "the adapter changes nothing, so this shows nothing of it"
 
     def test_requests_together_answer_as_if_alone(self, harness: EngineHarness) -> None:
         async def scenario(engine: Engine) -> list[Stream]:

@@ -61,12 +61,6 @@ class Bounds:
 
 FP32 = Bounds(transformers=1e-3, same=1e-3, why="fp32: only the order of additions differs")
 
-BF16 = Bounds(
-    transformers=0.25,
-    same=0.25,
-    why="bf16 keeps 8 bits: each weight and each sum is off by up to 0.2 %, so logits of about 20 by some hundredths",
-)
-
 
 class EngineHarness:
     """One engine of one kind, as the supervisor runs it: `supervision.child engine` with a configuration.
