@@ -108,7 +108,7 @@ class EngineContract:
         body = {
             "model": "policy",
             "messages": [{"role": "user", "content": "Name three rivers."}],
-            "temperature": 0.8,
+            "temperature": 0.8 if harness.honours_seeds else 0.0,
             "seed": 5,
             "max_tokens": 24,
         }
@@ -136,6 +136,9 @@ class EngineContract:
         assert texts[0] == texts[1] == whole.answer["content"]
 
     def test_a_seed_fixes_an_answer(self, harness: EngineHarness) -> None:
+        if not harness.honours_seeds:
+            pytest.skip("this engine honours a seed only where it computes deterministically, which needs a GPU")
+
         async def scenario(engine: Engine) -> list[Stream]:
             seeds = (11, 11, 12)
             return [await answer(engine, request(STORY, temperature=1.0, seed=seed, max_tokens=16)) for seed in seeds]
@@ -167,7 +170,7 @@ class EngineContract:
                 strict=True,
             )
         ]
-        assert max(difference) > 10 * bound, "the adapter changes nothing, so this shows nothing of it"
+        assert max(difference) > harness.bounds.shows, "the adapter changes nothing, so this shows nothing of it"
 
     def test_requests_together_answer_as_if_alone(self, harness: EngineHarness) -> None:
         async def scenario(engine: Engine) -> list[Stream]:
@@ -414,7 +417,7 @@ class EngineContract:
         async def scenario(engine: Engine) -> tuple[list[PolicyVersion], Stream, Stream, int]:
             versions = [harness.lora(), harness.lora()]
             await engine.load_version(versions[0])
-            sampling: dict[str, Any] = {"temperature": 1.0, "seed": 1}
+            sampling = harness.repeatable(seed=1)
             old = Stream(engine, request(STORY, version=versions[0].version, max_tokens=120, **sampling))
             await old.reach(4)
             await engine.load_version(versions[1])
@@ -537,7 +540,9 @@ class EngineContract:
                     await keeper.route("policy", deadline=time.monotonic() + 0.2)
                 assert caught.value.status == 503
                 background = asyncio.create_task(keeper.run())
-                waiting = asyncio.create_task(keeper.route("policy", deadline=time.monotonic() + 200))
+                waiting = asyncio.create_task(
+                    keeper.route("policy", deadline=time.monotonic() + harness.start_timeout_s)
+                )
                 harness.launch()
                 await asyncio.to_thread(harness.await_ready)
                 assert await waiting == version.version
@@ -560,7 +565,7 @@ class EngineContract:
             if not engine.capabilities.full_weights:
                 pytest.skip("this engine takes no whole models")
             version = harness.full()
-            old = Stream(engine, request(STORY, temperature=1.0, seed=1, max_tokens=400))
+            old = Stream(engine, request(STORY, max_tokens=400, **harness.repeatable(seed=1)))
             await old.reach(4)
             harness.changed = True
             await engine.load_version(version)
