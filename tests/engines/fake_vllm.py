@@ -22,12 +22,17 @@ class FakeVllm:
 
     adapters: dict[str, str] = field(default_factory=dict)
     started: float = 1.0
+    well: bool = True
     scale_out: bool = True
     lora: bool = True
     developer: bool = True
     processed: bool = True
     logprob: float = -0.5
     label: str = "default"
+    root: str | None = None
+    max_lora_rank: int = 64
+    list_held: asyncio.Event | None = None
+    """Set by a test: the list of models is made at once, and sent only then."""
     paused: bool = False
     fail_reloads: int = 0
     refuse_adapter: str | None = None
@@ -55,7 +60,7 @@ def create_fake(fake: FakeVllm) -> FastAPI:
 
     @app.get("/health")
     async def health() -> Response:
-        return Response()
+        return Response(status_code=200 if fake.well else 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -63,8 +68,11 @@ def create_fake(fake: FakeVllm) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Json:
-        base = {"id": "theirs", "parent": None, "max_model_len": 100}
-        return {"data": [base, *({"id": name, "parent": "theirs"} for name in fake.adapters)]}
+        base = {"id": "theirs", "parent": None, "max_model_len": 100, "root": fake.root}
+        listed = {"data": [base, *({"id": name, "parent": "theirs"} for name in fake.adapters)]}
+        if fake.list_held is not None:
+            await fake.list_held.wait()
+        return listed
 
     @app.post("/inference/v1/generate")
     async def generate(request: Request) -> Response:
@@ -139,6 +147,11 @@ def _add_weights(app: FastAPI, fake: FakeVllm) -> None:
     @app.get("/weight_info")
     async def info() -> Response:
         return JSONResponse({"weight_version": fake.label}) if fake.developer else _error(404, "Not Found")
+
+    @app.get("/server_info")
+    async def server_info(config_format: str) -> Response:
+        assert config_format == "json"
+        return JSONResponse({"vllm_config": {"lora_config": {"max_lora_rank": fake.max_lora_rank}}})
 
     @app.post("/pause")
     async def pause(mode: str) -> Response:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from openclaw_rl.serving.engines.vllm.in_vllm.openclaw_rl_in_vllm import WorkerExtension
+from openclaw_rl.serving.engines.vllm.in_vllm.openclaw_rl_in_vllm import WorkerExtension, for_adapters_only
 
 
 class UnquantizedEmbeddingMethod:
@@ -47,3 +47,26 @@ def test_only_what_is_not_finite_is_taken_out_of_the_cache() -> None:
     worker.openclaw_heal_cache()
     assert first.tolist() == [1.0, 0.0, -2.0, 0.0]
     assert second.tolist() == [3, 4]
+
+
+def shrink(inputs: Any, weights: Any, output: Any, indices: Any, scaling: float = 1.0) -> None:
+    """As vLLM's: rows of `inputs` times the weights of their adapter."""
+    output[:] = scaling * torch.einsum("bi,boi->bo", inputs, weights[indices])
+
+
+def expand(inputs: Any, weights: Any, output: Any, indices: Any, add_inputs: bool = True) -> None:
+    output[:] = torch.einsum("bi,boi->bo", inputs, weights[indices]) + (output if add_inputs else 0.0)
+
+
+def test_the_last_adapter_is_not_applied_to_the_base() -> None:
+    weights = torch.stack([torch.eye(2), 2 * torch.eye(2), torch.full((2, 2), float("nan"))])
+    inputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    indices = torch.tensor([1, -1, 0])
+    output = torch.zeros(3, 2)
+    for_adapters_only(shrink)(inputs, weights, output, indices, 0.5)
+    assert output.tolist() == [[1.0, 2.0], [0.0, 0.0], [2.5, 3.0]]
+    for_adapters_only(expand)(inputs, weights, output, indices, add_inputs=True)
+    assert output.tolist() == [[3.0, 6.0], [0.0, 0.0], [7.5, 9.0]]
+    whole = torch.zeros(3, 2)
+    for_adapters_only(expand)(inputs, weights, whole, torch.tensor([-1]))
+    assert whole.tolist() == [[0.0, 0.0]] * 3, "one index may stand for all rows"

@@ -14,6 +14,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.serving.engines.check import check_engine
+from openclaw_rl.serving.engines.factory import SPOKEN_FOR, adapter, connect
 from openclaw_rl.serving.engines.protocol import EngineCapabilities
 from openclaw_rl.serving.engines.requirements import (
     FOUND_IN,
@@ -71,8 +72,9 @@ def test_an_error_names_the_feature_the_setting_and_what_to_change() -> None:
     words = [explain(row, offered) for row in REQUIREMENTS]
     assert words[0] == (
         "training.enabled = true needs the ids of the tokens, and engine.kind = openai has not that: "
-        "set training.enabled = false (--eval) to serve and judge only (found in: embedded; as an upstream, "
-        "vLLM from 0.10.2 (return_token_ids) and this program's own gateway)"
+        "set training.enabled = false (--eval) to serve and judge only (found in: embedded, vllm (vLLM from 0.32), "
+        "sglang (SGLang from 0.5.23); as an upstream, vLLM from 0.10.2 (return_token_ids) and this program's own "
+        "gateway)"
     )
     assert "has not that (99 tokens): set a smaller engine.context_length" in words[-1]
     assert all(row.change in text and row.setting in text for row, text in zip(REQUIREMENTS, words, strict=True))
@@ -134,6 +136,21 @@ def test_a_version_in_service_is_not_left_behind_unnoticed(tmp_path: Path) -> No
         message = refusal(config)
     assert message.startswith("the version in service in this run_dir needs loading adapters while it serves")
     assert "openclaw-rl policy rollback base" in message
+
+
+@pytest.mark.parametrize("kind", sorted(SPOKEN_FOR))
+@pytest.mark.parametrize("url", [(), ("http://127.0.0.1:9",)])
+def test_a_server_is_held_to_what_its_kind_can_do(tmp_path: Path, kind: str, url: tuple[str, ...]) -> None:
+    """Without asking it: it may not run yet, and its engine process looks closer."""
+    engine = {"kind": kind, "urls": url}
+    config = Config.model_validate({"run_dir": tmp_path, "engine": engine, "judge": {"kind": "verdict_logits"}})
+    assert adapter(config, None).capabilities == SPOKEN_FOR[kind] == connect(config).capabilities
+    check_engine(config, lambda _: pytest.fail("nothing takes time"))
+    whole = config.model_copy(update={"training": config.training.model_copy(update={"use_lora": False})})
+    if SPOKEN_FOR[kind].full_weights:
+        check_engine(whole, lambda _: None)
+    else:
+        assert f"engine.kind = {kind} has not that" in refusal(whole)
 
 
 def test_our_own_engine_needs_nothing_asked(tmp_path: Path) -> None:

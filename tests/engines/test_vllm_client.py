@@ -113,6 +113,115 @@ def test_what_a_server_lacks_is_named(tiny: Path, without: dict[str, bool], name
     run(scenario)
 
 
+@pytest.mark.parametrize(
+    ("server", "sections", "named"),
+    [
+        ({}, {"engine": {"context_length": 101}}, "--max-model-len of at least 101"),
+        ({"max_lora_rank": 8}, {}, "--max-lora-rank 16, not 8"),
+        ({"developer": False}, {"training": {"use_lora": False}}, "VLLM_SERVER_DEV_MODE=1"),
+    ],
+)
+def test_what_a_server_cannot_do_for_this_configuration_is_named(
+    tiny: Path, server: dict[str, Any], sections: dict[str, Any], named: str
+) -> None:
+    async def scenario() -> None:
+        async with engine_for(FakeVllm(**server), tiny, start=False, **sections) as engine:
+            with pytest.raises(ConfigError, match=named):
+                await engine.start()
+        sections["training"] = {"enabled": False}
+        if "engine" not in sections:  # nothing is to be learned, so nothing is lacking
+            async with engine_for(FakeVllm(**server), tiny, **sections) as engine:
+                assert (await engine.health()).ready
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_another_base_is_warned_of(tiny: Path, tmp_path: Path, same: bool, caplog: pytest.LogCaptureFixture) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tiny)
+
+    async def scenario() -> None:
+        async with engine_for(FakeVllm(root=str(link) if same else "Somebody/else"), tiny):
+            assert ("Somebody/else" in caplog.text) is not same
+
+    run(scenario)
+
+
+def test_what_is_loaded_while_vllm_makes_its_list_is_not_missed(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(lora(tmp_path, 1))
+            before = await engine.health()
+            fake.list_held = asyncio.Event()
+            looking = asyncio.create_task(engine.health())
+            await asyncio.sleep(0.1)  # the list of before is made, and on its way
+            held, fake.list_held = fake.list_held, None
+            await engine.load_version(lora(tmp_path, 2))
+            held.set()
+            after = await looking
+            assert after.instance_id == before.instance_id
+            assert after.loaded_versions == (0, 1, 2)
+            assert (await answer(engine, request(version=2))).versions == (2, 2, 2)
+
+    run(scenario)
+
+
+def test_an_adapter_brings_the_base_back_that_it_was_trained_on(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(label="somebody's")
+        async with engine_for(fake, tiny) as engine:
+            assert (await engine.health()).loaded_versions == ()
+            await engine.load_version(lora(tmp_path, 1))
+            assert (fake.label, fake.reloaded) == ("default", [str(tiny)])
+            await engine.load_version(whole(tmp_path, 2))
+            assert 1 not in (await engine.health()).loaded_versions
+            await engine.load_version(lora(tmp_path, 1))
+            assert (await answer(engine, request(version=1))).versions == (1, 1, 1)
+            assert fake.label == "default"
+
+    run(scenario)
+
+
+def test_files_are_not_read_while_there_is_no_room(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(hold=asyncio.Event())
+        async with engine_for(fake, tiny) as engine:
+            streams = []
+            for number in (1, 2):
+                await engine.load_version(lora(tmp_path, number))
+                streams.append(Stream(engine, request(version=number, max_tokens=3)))
+                await streams[-1].reach(1)
+            damaged = lora(tmp_path, 3)
+            (tmp_path / "v3" / "adapter_config.json").write_text("{}")
+            with pytest.raises(EngineOverloaded):
+                await engine.load_version(damaged)
+            assert fake.hold is not None
+            fake.hold.set()
+            for stream in streams:
+                await stream.end()
+            with pytest.raises(InvalidEngineRequest):
+                await engine.load_version(damaged)
+
+    run(scenario)
+
+
+def test_an_absence_is_known_until_it_answers_again(tiny: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            fake.well = False
+            with pytest.raises(EngineUnavailable):
+                await engine.health()
+            assert engine.away
+            fake.well = True
+            await engine.health()
+            assert not engine.away
+
+    run(scenario)
+
+
 def test_adapters_are_loaded_once_and_make_room_for_each_other(tiny: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         fake = FakeVllm()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import write_manifest
-from openclaw_rl.serving.engines.protocol import EngineOverloaded, UnknownVersion
+from openclaw_rl.serving.engines.protocol import EngineOverloaded, InvalidEngineRequest, UnknownVersion
+from openclaw_rl.serving.engines.vllm.files import check_modules
 from openclaw_rl.serving.engines.vllm.launch import dtype_of, find_python, server_command, server_environment
 from openclaw_rl.serving.engines.vllm.versions import GRACE_S, UNTOUCHED, LoadedVersions, using, weights_name
 
@@ -67,9 +69,11 @@ def test_the_oldest_unused_makes_room() -> None:
     assert versions.make_room() == "two"
     versions.add(3, "three")
     versions.acquire(3)
-    with pytest.raises(EngineOverloaded):
-        versions.make_room()
+    for ask in (versions.check_room, versions.make_room):
+        with pytest.raises(EngineOverloaded):
+            ask()
     versions.release(first)
+    versions.check_room()
     assert versions.make_room() == "one"
 
 
@@ -88,9 +92,24 @@ def test_what_vllm_no_longer_has_is_forgotten() -> None:
     versions = LoadedVersions(2)
     versions.add(1, "one")
     versions.add(2, "two")
-    assert not versions.lost(frozenset({"base", "one", "two"}))
-    assert versions.lost(frozenset({"base", "two"}))
+    had = versions.adapters()
+    assert not versions.lost(had, frozenset({"base", "one", "two"}))
+    versions.add(3, "three")
+    assert versions.lost(had, frozenset({"base", "two"}))
+    assert versions.loaded() == (0, 2, 3), "what was loaded after the question is not missing in the answer"
+    assert versions.leave(2) == "two"
+    assert not versions.lost(had, frozenset({"base"})), "we have unloaded it ourselves"
+
+
+def test_adapters_are_not_there_while_another_model_is() -> None:
+    versions = LoadedVersions(2)
+    versions.add(1, "one")
+    versions.replace_model(2, "two")
     assert versions.loaded() == (0, 2)
+    with pytest.raises(UnknownVersion):
+        versions.acquire(1)
+    versions.replace_model(0, UNTOUCHED)
+    assert versions.loaded() == (0, 1, 2)
 
 
 def test_requests_on_their_way_are_answered_by_the_model_that_came_after() -> None:
@@ -137,12 +156,25 @@ def test_the_command_says_what_the_configuration_says() -> None:
     assert (options["--dtype"], options["--max-model-len"], options["--uds"]) == ("bfloat16", "513", "/s")
     assert (options["--max-lora-rank"], options["--max-loras"], options["--max-num-seqs"]) == ("32", "3", "5")
     assert "--port" not in command
+    at = command.index("--lora-target-modules")
+    assert tuple(command[at + 1 : at + 8]) == asked.training.lora.target_modules
     plain = Config.model_validate({"model": {"device": "cpu"}, "engine": {"kind": "vllm"}})
     assert dtype_of(plain) == "float32", "as the trainer computes, whatever vLLM would choose"
     assert server_environment(asked, {"A": "b"})["A"] == "b"
     huge = Config.model_validate({"training": {"lora": {"rank": 600}}, "engine": {"kind": "vllm"}})
     with pytest.raises(ConfigError, match="rank 600"):
         server_command(huge, python=Path("/v"), model=Path("/m"), context=9, socket=Path("/s"))
+
+
+def test_an_adapter_that_changes_more_than_vllm_was_started_for_is_refused(tmp_path: Path) -> None:
+    for changed, named in ((["q_proj", "lm_head"], "lm_head"), ("all-linear", "all-linear")):
+        (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": changed}))
+        with pytest.raises(
+            InvalidEngineRequest, match=f"changes {named}, and vLLM was started for q_proj, v_proj only"
+        ):
+            check_modules(tmp_path, ("q_proj", "v_proj"))
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"target_modules": ["v_proj"]}))
+    check_modules(tmp_path, ("q_proj", "v_proj"))
 
 
 def test_where_there_is_no_vllm_it_says_how_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,13 @@ import httpx
 import pytest
 
 from openclaw_rl.config import PoliciesConfig
-from openclaw_rl.serving.engines.protocol import ChatEvent, ChatRequest, EngineOverloaded, PromptRead
+from openclaw_rl.serving.engines.protocol import (
+    ChatEvent,
+    ChatRequest,
+    EngineOverloaded,
+    InvalidEngineRequest,
+    PromptRead,
+)
 from openclaw_rl.serving.gateway.auth import LOCAL, Principal
 from openclaw_rl.serving.gateway.errors import GatewayError
 from openclaw_rl.serving.gateway.owners import MAX_USER, OwnerNames
@@ -52,6 +58,7 @@ class SmallEngine(FakeEngine):
 
     places: int = 1
     using: dict[str, int] = field(default_factory=dict)
+    tries: int = 0
 
     async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
         self.using[request.request_id] = request.version
@@ -62,6 +69,7 @@ class SmallEngine(FakeEngine):
             del self.using[request.request_id]
 
     async def load_version(self, version: PolicyVersion) -> None:
+        self.tries += 1
         if version.version not in self.loaded and len(self.loaded) >= self.places:
             unused = sorted(self.loaded - set(self.using.values()))
             if not unused:
@@ -258,7 +266,8 @@ def test_a_request_waits_for_a_place_and_is_then_told_to_come_again(tmp_path: Pa
     def say(request: ChatRequest) -> Said:
         return Said(text="a b c d e f g h", pause_s=0.15) if request.version == 1 else echo(request)
 
-    with per_user(tmp_path, SmallEngine(say=say, places=1), engine_wait_s=0.4) as gateway:
+    engine = SmallEngine(say=say, places=1)
+    with per_user(tmp_path, engine, engine_wait_s=0.4) as gateway:
         publish(gateway.store, 1, "ann")
         publish(gateway.store, 2, "bob")
         long = threading.Thread(target=version_for, args=(gateway, "ann"))
@@ -270,6 +279,7 @@ def test_a_request_waits_for_a_place_and_is_then_told_to_come_again(tmp_path: Pa
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert time.monotonic() - began < 5
         assert gateway.requests()[-1]["status"] == "failed"
+        assert engine.tries <= 6, "pauses grow: 0.05 + 0.1 + 0.2 s, and the deadline"
         long.join(20)
         assert version_for(gateway, "bob") == "2"
 
@@ -283,3 +293,55 @@ def test_a_version_that_the_engine_let_go_of_is_loaded_again(tmp_path: Path) -> 
         gateway.engine.restart()
         assert version_for(gateway, "ann") == "1"
         assert gateway.engine.loads == [1, 1, 1]
+
+
+@dataclass
+class Picky(FakeEngine):
+    """Refuses some versions for good."""
+
+    damaged: set[int] = field(default_factory=set)
+    away: bool = False
+    tried: list[int] = field(default_factory=list)
+
+    async def load_version(self, version: PolicyVersion) -> None:
+        self.tried.append(version.version)
+        if self.away:
+            raise EngineOverloaded("no room")
+        if version.version in self.damaged:
+            raise InvalidEngineRequest("its files are damaged", param="path")
+        await super().load_version(version)
+
+
+def test_where_an_owners_version_is_damaged_the_one_before_stands_in(tmp_path: Path) -> None:
+    engine = Picky(damaged={3, 4})
+    with per_user(tmp_path, engine) as gateway:
+        for version in (1, 3, 4):
+            publish(gateway.store, version, "ann")
+        publish(gateway.store, 2, "bob")
+        response = ask(gateway, "ann")
+        assert response.headers["x-policy-version"] == "1"
+        turn = gateway.turn(response.json()["id"])
+        assert (turn.reason, set(turn.tokens.versions)) == (ExclusionReason.NOT_FROM_POLICY, {1})
+        assert version_for(gateway, "ann") == "1"
+        assert engine.tried == [4, 3, 1], "what was refused is not read again for every request"
+        assert ask(gateway, "ann", model="policy-v4").status_code == 503
+        assert version_for(gateway, "bob") == "2"
+
+
+def test_without_an_earlier_version_the_base_stands_in(tmp_path: Path) -> None:
+    engine = Picky(damaged={1})
+    with per_user(tmp_path, engine) as gateway:
+        publish(gateway.store, 1, "ann")
+        response = ask(gateway, "ann")
+        assert response.headers["x-policy-version"] == "0"
+        assert gateway.turn(response.json()["id"]).reason is ExclusionReason.NOT_FROM_POLICY
+
+
+def test_nothing_stands_in_for_a_version_that_cannot_be_loaded_just_now(tmp_path: Path) -> None:
+    engine = Picky(away=True)
+    with per_user(tmp_path, engine, engine_wait_s=0.2) as gateway:
+        publish(gateway.store, 1, "ann")
+        publish(gateway.store, 2, "ann")
+        refused = ask(gateway, "ann")
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert set(engine.tried) == {2}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from openclaw_rl.serving.engines.protocol import ChatEvent, ChatRequest, PromptRead, TokensDrawn
+from openclaw_rl.serving.engines.replicas.engine import ReplicatedEngine
+from openclaw_rl.serving.gateway.app import Services, _replicas
 from openclaw_rl.serving.gateway.errors import from_engine
 from openclaw_rl.serving.gateway.refusing import RefusingEngine, UpdateInProgress
 from openclaw_rl.types import SamplingParams
@@ -58,3 +62,13 @@ def test_an_update_cuts_what_is_written_refuses_what_is_new_and_passes() -> None
         await engine.close()
 
     asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_replicas_are_seen_through_it() -> None:
+    replicated = ReplicatedEngine({"http://one": FakeEngine(), "http://two": FakeEngine()})
+    seen = [
+        _replicas(cast(Services, SimpleNamespace(engine=engine)))
+        for engine in (replicated, RefusingEngine(replicated, lambda: False))
+    ]
+    assert [one["url"] for one in seen[0]] == ["http://one", "http://two"]
+    assert seen[0] == seen[1]

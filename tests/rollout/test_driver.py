@@ -245,6 +245,32 @@ def test_with_a_policy_for_each_key_rollouts_are_their_keys(tmp_path: Path) -> N
         assert len(living.store.samples.claim(99, 60.0, "tasks")) == 12
 
 
+def test_a_session_of_another_key_that_has_a_rollouts_name_is_none(tmp_path: Path) -> None:
+    """Whoever guesses the name of a rollout's session gets neither its group nor its place in the training."""
+    settings = {"tasks": "unused", "custom_generate_function_path": "un:used"}
+    keys = [{"name": "tasks", "key": "t"}, {"name": "phone", "key": "p"}]
+    intruders: list[str] = []
+    with running(tmp_path, rollout=settings, api_keys=keys) as living:
+
+        async def joined_by_another(task: Task, number: int, policy: Policy) -> RolloutResult:
+            answer = await policy.chat(task.messages)
+            headers = {"Authorization": "Bearer p", "X-Session-Id": policy.session_id}
+            body = {"model": "policy", "messages": list(task.messages)}
+            other = await asyncio.to_thread(living.post, body, headers=headers)
+            intruders.append(other.headers["x-turn-id"])
+            assert answer.turn_id != intruders[-1]
+            return RolloutResult(reward=REWARDS[number])
+
+        with driving(living, numbered(joined_by_another), tasks=TASKS[:1]):
+            wait_until(groups(living.store, rewarded=1), 30)
+        sessions = {turn.request.session_id for turn in map(living.store.turns.get, intruders) if turn is not None}
+        assert len(sessions) == 4
+        assert living.store.rollouts.group_of_sessions(sessions) == {}
+        samples = claimed(living, 99)
+        assert len(samples) == 4
+        assert not {sample.turn_id for sample in samples} & set(intruders)
+
+
 async def halved(tasks: Sequence[Task], generate: GenerateFunction, runner: Runner) -> AsyncIterator[RolloutGroup]:
     """Of two tasks, one is forgotten, and the other's rewards are halved."""
     groups = [runner.start(task, number, generate) for task, number in runner.todo(tasks)]

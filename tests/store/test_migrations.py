@@ -294,6 +294,33 @@ def test_a_revision_changes_what_is_stored_in_place(tmp_path: Path) -> None:
     engine.dispose()
 
 
+def test_rollouts_get_the_key_of_the_first_session_of_their_name(tmp_path: Path) -> None:
+    from alembic import command
+
+    path = tmp_path / "store.sqlite"
+    Store.open(path).close()
+    engine = create_engine(f"sqlite:///{path}")
+    with engine.begin() as connection:
+        command.downgrade(alembic_config(connection), "0005_policy_per_user")
+    engine.dispose()
+    session = "INSERT INTO sessions (session_id, key_id, client_session_id, created_at, last_active_at, owner) VALUES"
+    rollout = (
+        "INSERT INTO rollouts (session_name, group_id, task_id, number, attempt, state, group_state, judged, "
+        "turn_ids, started_at) VALUES ('{}', 'g', 't', 0, 0, 'finished', 'open', 1, '[]', 1)"
+    )
+    run_sql(
+        path,
+        f"{session} ('s1', 'tasks', 'made', 1, 9, 'anna'), ('s2', 'phone', 'made', 2, 9, '')",
+        rollout.format("made"),
+        rollout.format("cut-off"),
+    )
+    Store.open(path).close()
+    opened = sqlite3.connect(path)
+    found = opened.execute("SELECT session_name, key_id, owner FROM rollouts ORDER BY session_name").fetchall()
+    opened.close()
+    assert found == [("cut-off", None, ""), ("made", "tasks", "anna")]
+
+
 def test_a_revision_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     from alembic import command
 

@@ -25,6 +25,7 @@ from openclaw_rl.rollout.extension_contracts import (
     Task,
 )
 from openclaw_rl.rollout.policy_client import Gateway, PolicySession
+from openclaw_rl.serving.gateway.auth import LOCAL, key_id
 from openclaw_rl.store import Store
 from openclaw_rl.store.rollouts import INTERRUPTED, RolloutRow, RolloutState
 from openclaw_rl.types import ENVIRONMENT
@@ -145,6 +146,8 @@ class RolloutRunner:
         await self._write(
             self._store.rollouts.begin,
             name,
+            key_id=key_id_of_rollouts(self._config),
+            owner=owner_of_rollouts(self._config),
             group_id=group_id,
             task_id=task.task_id,
             number=number,
@@ -250,6 +253,12 @@ class RolloutRunner:
 def key_of_rollouts(config: Config) -> ApiKey | None:
     """The key that rollouts are made with: the first that is trained on; None where the gateway asks for none."""
     return next((key for key in config.serving.api_keys if key.train), None)
+
+
+def key_id_of_rollouts(config: Config) -> str:
+    """What the record calls that key."""
+    key = key_of_rollouts(config)
+    return LOCAL.key_id if key is None else key_id(key.name)
 
 
 def owner_of_rollouts(config: Config) -> str:

@@ -6,12 +6,13 @@ import hashlib
 
 from sqlalchemy import Connection, literal, select
 
+from openclaw_rl.store.rollouts import is_session_of_rollout
 from openclaw_rl.store.schema import requests, rollouts, sessions
 from openclaw_rl.types import Origin
 
 _ROLLOUT = (
     select(rollouts.c.group_id, rollouts.c.session_name)
-    .join(sessions, sessions.c.client_session_id == rollouts.c.session_name)
+    .join(sessions, is_session_of_rollout())
     .join(requests, requests.c.session_id == sessions.c.session_id)
 )
 

@@ -67,12 +67,19 @@ class RolloutCounts:
     mean_turns: float | None
 
 
+def is_session_of_rollout() -> ColumnElement[bool]:
+    """Which session a rollout is, to join the two by. Its name alone says nothing: any key may use it."""
+    return and_(
+        sessions.c.client_session_id == rollouts.c.session_name,
+        sessions.c.key_id == rollouts.c.key_id,
+        sessions.c.owner == rollouts.c.owner,
+    )
+
+
 def rollout_of(session_id: ColumnElement[str]) -> Select[tuple[str]]:
     """The rollout that a session is, to be correlated with a query that has `session_id`."""
     return (
-        select(rollouts.c.group_id)
-        .join(sessions, sessions.c.client_session_id == rollouts.c.session_name)
-        .where(sessions.c.session_id == session_id)
+        select(rollouts.c.group_id).join(sessions, is_session_of_rollout()).where(sessions.c.session_id == session_id)
     )
 
 
@@ -96,13 +103,24 @@ class RolloutStore:
     # --- the driver's ----------------------------------------------------------------------------------------
 
     def begin(
-        self, session_name: str, *, group_id: str, task_id: str, number: int, attempt: int, judged: bool
+        self,
+        session_name: str,
+        *,
+        key_id: str,
+        owner: str = "",
+        group_id: str,
+        task_id: str,
+        number: int,
+        attempt: int,
+        judged: bool,
     ) -> None:
-        """An attempt begins."""
+        """An attempt begins; its session will be one of this key and this owner."""
         with self._database.write() as connection:
             connection.execute(
                 rollouts.insert().values(
                     session_name=session_name,
+                    key_id=key_id,
+                    owner=owner,
                     group_id=group_id,
                     task_id=task_id,
                     number=number,
@@ -234,7 +252,7 @@ class RolloutStore:
         query = (
             select(turns.c.turn_id, dropped.label("dropped"), failed.label("failed"))
             .join(sessions, sessions.c.session_id == turns.c.session_id)
-            .join(rollouts, rollouts.c.session_name == sessions.c.client_session_id)
+            .join(rollouts, is_session_of_rollout())
             .where(
                 turns.c.state.in_([TurnState.AWAITING_NEXT_STATE.value, TurnState.JUDGING.value]),
                 or_(
@@ -252,7 +270,7 @@ class RolloutStore:
         """The group of each session that is a rollout."""
         query = (
             select(sessions.c.session_id, rollouts.c.group_id)
-            .join(rollouts, rollouts.c.session_name == sessions.c.client_session_id)
+            .join(rollouts, is_session_of_rollout())
             .where(sessions.c.session_id.in_(set(session_ids)))
         )
         with self._database.read() as connection:
@@ -269,7 +287,7 @@ def whole_groups(connection: Connection, turn_ids: Sequence[str]) -> list[list[s
         select(samples.c.turn_id, rollouts.c.group_id)
         .join(turns, turns.c.turn_id == samples.c.turn_id)
         .join(sessions, sessions.c.session_id == turns.c.session_id)
-        .join(rollouts, rollouts.c.session_name == sessions.c.client_session_id)
+        .join(rollouts, is_session_of_rollout())
         .where(samples.c.state == SampleState.READY.value)
     )
     chosen = set(turn_ids)

@@ -216,10 +216,11 @@ spans = Table(
     Column("details", JSON, nullable=False),
 )
 
-rollouts = Table(  # made by the driver; its sessions are those that clients call `session_name`
+rollouts = Table(  # made by the driver; its sessions are those of its key and owner that are called `session_name`
     "rollouts",
     metadata,
     Column("session_name", String(128), primary_key=True),
+    Column("key_id", String(64)),  # None where it was made before this was written down, and got no session
     Column("group_id", String(64), nullable=False, index=True),
     Column("task_id", Text, nullable=False),
     Column("number", Integer, nullable=False),  # in its group
@@ -233,6 +234,7 @@ rollouts = Table(  # made by the driver; its sessions are those that clients cal
     Column("failure", String(64)),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
+    _owner(),
 )
 
 recorded = Table(  # what the conversation records (records.enabled) hold already

@@ -189,6 +189,55 @@ def test_versions_are_loaded_under_a_name_of_this_deployment_and_seen_in_the_lis
     assert upstream.loads == [{"lora_name": name, "lora_path": VERSION.path}, {"lora_name": name}]
 
 
+def test_of_many_versions_the_last_few_are_left_there_and_none_that_answers() -> None:
+    versions = {number: replace(VERSION, version=number) for number in range(1, 7)}
+    slow = Reply(events=[exact("a ", 5) | {"prompt_token_ids": [1, 2]}, delta(finish="stop"), USAGE], pause_s=0.3)
+    with listening(slow, lora=Reply(body="Success")) as upstream:
+
+        async def work(engine: OpenAIEngine) -> tuple[tuple[int, ...], tuple[int, ...]]:
+            for number in range(1, 6):
+                await engine.load_version(versions[number])
+            await ask(engine, request(version=2))
+            talking = asyncio.create_task(ask(engine, request(version=1)))
+            await asyncio.sleep(0.1)
+            await engine.load_version(versions[6])
+            during = await health_now(engine)
+            await talking
+            return during, await health_now(engine)
+
+        async def health_now(engine: OpenAIEngine) -> tuple[int, ...]:
+            upstream.models = Reply(body={"data": [{"id": "big"}, *({"id": name} for name in names_there(upstream))]})
+            engine._look_due = 0.0
+            return (await engine.health()).loaded_versions
+
+        during, after = using(upstream.url, work, max_versions=2)
+    assert during == (0, 1, 6), "the two used last; 2 was used before 1"
+    assert after == (0, 1, 6)
+    unloaded = [body["lora_name"] for body in upstream.loads if "lora_path" not in body]
+    assert unloaded == [upstream_name(versions[number]) for number in (3, 4, 5, 2)], "the one used longest ago first"
+
+
+def names_there(upstream: Upstream) -> set[str]:
+    """What was loaded and not unloaded since."""
+    there: dict[str, bool] = {}
+    for body in upstream.loads:
+        there[body["lora_name"]] = "lora_path" in body
+    return {name for name, loaded in there.items() if loaded}
+
+
+def test_one_answer_that_went_another_way_changes_nothing_three_in_a_row_do() -> None:
+    with listening(EXACT, PLAIN, PLAIN, EXACT, PLAIN, PLAIN, PLAIN, EXACT) as upstream:
+
+        async def work(engine: OpenAIEngine) -> list[bool]:
+            found = []
+            for _ in range(8):
+                await ask(engine, request(temperature=1.0))
+                found.append(engine.capabilities.token_ids and engine.capabilities.logprobs)
+            return found
+
+        assert using(upstream.url, work) == [True, True, True, True, True, True, False, True]
+
+
 def test_an_upstream_that_loads_none_says_so() -> None:
     with listening() as upstream, pytest.raises(InvalidEngineRequest, match="loads no versions"):
         using(upstream.url, lambda engine: engine.load_version(VERSION))

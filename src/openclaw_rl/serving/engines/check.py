@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, weights_of
-from openclaw_rl.serving.engines.factory import adapter
+from openclaw_rl.serving.engines.factory import SPOKEN_FOR, adapter
 from openclaw_rl.serving.engines.protocol import EngineCapabilities, EngineError, EngineUnavailable
 from openclaw_rl.serving.engines.requirements import Offered, Situation, explain, unmet
 
@@ -64,7 +64,8 @@ def check_engine(config: Config, say: Callable[[str], None], *, patience_s: floa
 
 
 async def _offers(config: Config, say: Callable[[str], None], patience_s: float) -> list[Offered]:
-    return [await _offered(config, url, say, patience_s) for url in config.engine.urls or (None,)]
+    urls = () if config.engine.kind in SPOKEN_FOR else config.engine.urls  # their engine process asks them itself
+    return [await _offered(config, url, say, patience_s) for url in urls or (None,)]
 
 
 async def _offered(config: Config, url: str | None, say: Callable[[str], None], patience_s: float) -> Offered:

@@ -20,8 +20,8 @@ def connect(config: Config) -> Engine:
     Where `engine.urls` names several, it is one adapter to all of them.
     """
     engine = config.engine
-    if engine.kind in SPOKEN_FOR:
-        return EmbeddedEngine.from_config(config, capabilities=SPOKEN_FOR[engine.kind])
+    if engine.kind in SPOKEN_FOR:  # at `engine.urls` is the server; who speaks for it is ours
+        return adapter(config, None)
     urls = engine.urls
     if len(urls) < 2:
         return adapter(config, urls[0] if urls else None)
@@ -37,6 +37,8 @@ def connect(config: Config) -> Engine:
 
 def adapter(config: Config, url: str | None) -> Engine:
     """The adapter to the one engine at `url`; None: to that of `engine.host` and `engine.port`."""
+    if config.engine.kind in SPOKEN_FOR:
+        return EmbeddedEngine.from_config(config, url, capabilities=SPOKEN_FOR[config.engine.kind])
     if config.engine.kind == "openai":
         from openclaw_rl.serving.engines.openai.client import OpenAIEngine  # httpx takes a while to import
 

@@ -129,12 +129,15 @@ REQUIREMENTS: tuple[Requirement, ...] = (
     ),
 )
 
+_OURS = "embedded, vllm (vLLM from 0.32), sglang (SGLang from 0.5.23)"
 FOUND_IN: Mapping[Feature, str] = {
-    Feature.TOKEN_IDS: "embedded; as an upstream, vLLM from 0.10.2 (return_token_ids) and this program's own gateway",
-    Feature.LOGPROBS: "embedded; as an upstream, what answers logprobs beside token ids, such as vLLM from 0.10.2",
-    Feature.LORA_VERSIONS: "embedded; as an upstream, vLLM with --enable-lora, VLLM_ALLOW_RUNTIME_LORA_UPDATING=True",
-    Feature.FULL_WEIGHTS: "embedded",
-    Feature.SCORE: "embedded",
+    Feature.TOKEN_IDS: f"{_OURS}; as an upstream, vLLM from 0.10.2 (return_token_ids) and this program's own gateway",
+    Feature.LOGPROBS: f"{_OURS}; as an upstream, what answers logprobs beside token ids, as vLLM does from 0.10.2",
+    Feature.LORA_VERSIONS: (
+        f"{_OURS}; as an upstream, vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+    ),
+    Feature.FULL_WEIGHTS: _OURS,
+    Feature.SCORE: _OURS,
     Feature.CONTEXT_LENGTH: "",
 }
 """Which engines have a feature, and since when."""

@@ -28,6 +28,7 @@ from openclaw_rl.serving.gateway.guard import StoreDown
 from openclaw_rl.serving.gateway.local_only import LocalOnly
 from openclaw_rl.serving.gateway.owners import OwnerNames, Router
 from openclaw_rl.serving.gateway.recorder import Recorder, reason_of
+from openclaw_rl.serving.gateway.refusing import RefusingEngine
 from openclaw_rl.serving.gateway.reward import parse_reward
 from openclaw_rl.serving.gateway.use import UseMark
 from openclaw_rl.serving.gateway.versions import VersionKeeper
@@ -233,6 +234,8 @@ async def _readiness(services: Services) -> Response:
 def _replicas(services: Services) -> list[dict[str, object]]:
     """How each replica is; none where there is one engine."""
     engine = services.engine
+    if isinstance(engine, RefusingEngine):
+        engine = engine.inner
     return [asdict(one) for one in engine.report()] if isinstance(engine, ReplicatedEngine) else []
 
 

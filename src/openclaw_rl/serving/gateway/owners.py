@@ -3,7 +3,9 @@
 With a policy for each owner there are more versions than an engine keeps loaded. So the version is looked up for each
 request, and loaded before the engine is asked where it is not: of those that nobody uses, the engine lets go of the
 one that was used longest ago. Where all are in use the request waits, in the order of arrival, and in the end is told
-to come again. Nobody is ever answered by another owner's version, not even asked for by name.
+to come again. Where the owner's version cannot be loaded at all (its files are damaged), the newest before it that
+can stands in, or the base; that answer is not trained. Nobody is ever answered by another owner's version, not even
+asked for by name.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineError,
     EngineOverloaded,
     EngineUnavailable,
+    InvalidEngineRequest,
     UnknownVersion,
 )
 from openclaw_rl.serving.gateway.auth import Principal
@@ -35,6 +38,12 @@ from openclaw_rl.types import BASE_VERSION, ExclusionReason, PolicyVersion, Vers
 logger = logging.getLogger(__name__)
 
 LOAD_RETRY_S = 0.05
+LONGEST_LOAD_RETRY_S = 1.0
+"""Pauses between tries for a place double from the one to the other."""
+REFUSED_S = 30.0
+"""How long a version that the engine has refused is not tried again: reading damaged files takes a while."""
+STAND_INS = 3
+"""How many earlier versions are tried."""
 REMEMBERED = 4096
 """Owners whose version is remembered for when the record cannot be read."""
 MAX_USER = 256
@@ -121,6 +130,7 @@ class Router:
         self._served_name = served_name
         self._clock = clock
         self._loading = asyncio.Lock()
+        self._refused: dict[int, float] = {}  # until when it is not tried again
         self._remembered: OrderedDict[str, PolicyVersion] = OrderedDict()
 
     @asynccontextmanager
@@ -138,8 +148,10 @@ class Router:
             return
         await self._keeper.route("base", deadline=deadline)  # the engine is there
         version, excluded = await self._choose(model, owner, admin=principal.admin)
-        async with self._held(version, deadline):
-            yield Route(version=version.version, excluded=excluded)
+        async with self._held(version, deadline, any_of_owner=model == self._served_name) as held:
+            if held != version.version:
+                excluded = ExclusionReason.NOT_FROM_POLICY
+            yield Route(version=held, excluded=excluded)
 
     def pins(self, model: str) -> bool:
         """Whether this very version has to answer: one that was asked for by name, or one of somebody's policy."""
@@ -158,7 +170,7 @@ class Router:
     def lost(self, model: str, route: Route, error: EngineError) -> bool:
         """The engine did not take a request that was routed: whether another try may help."""
         if isinstance(error, UnknownVersion):
-            if self._owned:
+            if self._owned and route.version != BASE_VERSION:
                 self._keeper.forget(route.version)  # another's was loaded in its place
                 return True
             if not self._keeper.is_policy(model, route.version):
@@ -222,9 +234,13 @@ class Router:
     # --- that it is loaded ---------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _held(self, version: PolicyVersion, deadline: float) -> AsyncIterator[None]:
+    async def _held(self, version: PolicyVersion, deadline: float, *, any_of_owner: bool) -> AsyncIterator[int]:
+        """That version, or what stands in for it, loaded, for the time of a block.
+
+        `any_of_owner`: the owner's policy was asked for, not this version by its name, for which nothing stands in.
+        """
         if version.version in self._keeper.loaded:
-            yield
+            yield version.version
             return
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
@@ -232,14 +248,53 @@ class Router:
         except TimeoutError:
             raise unavailable("Other policies are being loaded; try again shortly.") from None
         try:
-            if version.version not in self._keeper.loaded:
-                await self._load(version, deadline)
-            yield
+            yield await self._loadable(version, deadline, any_of_owner)
         finally:
             self._loading.release()
 
+    async def _loadable(self, version: PolicyVersion, deadline: float, any_of_owner: bool) -> int:
+        """The number of the version that is loaded in the end."""
+        if await self._has(version, deadline):
+            return version.version
+        if not any_of_owner:
+            raise unavailable(f"{version_name(version.version)} cannot be loaded now.")
+        for earlier in await self._stand_ins(version):
+            if await self._has(earlier, deadline):
+                return earlier.version
+        return BASE_VERSION  # without it nothing is routed at all
+
+    async def _stand_ins(self, version: PolicyVersion) -> list[PolicyVersion]:
+        """The versions that served this owner before, the last first."""
+        try:
+            own = await asyncio.to_thread(self._store.versions.of, version.owner)
+        except STORE_ERRORS:
+            return []
+        retired = [one for one in own if one.state is VersionState.RETIRED and one.version != BASE_VERSION]
+        return sorted(retired, key=lambda one: one.version, reverse=True)[:STAND_INS]
+
+    async def _has(self, version: PolicyVersion, deadline: float) -> bool:
+        """Whether the engine has it, loaded now if need be; False where it cannot be loaded at all.
+
+        Raises:
+            GatewayError: 503, it cannot be loaded now.
+        """
+        number = version.version
+        if number in self._keeper.loaded:
+            return True
+        if self._clock() < self._refused.get(number, 0.0):
+            return False
+        try:
+            await self._load(version, deadline)
+        except InvalidEngineRequest as error:
+            logger.error("the engine refuses %s (%s): %s", version_name(number), error.code, error)
+            self._refused[number] = self._clock() + REFUSED_S
+            return False
+        self._refused.pop(number, None)
+        return True
+
     async def _load(self, version: PolicyVersion, deadline: float) -> None:
-        problem = "the engine has no answer"
+        problem, pause_s = "the engine has no answer", LOAD_RETRY_S
+        name = version_name(version.version)
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
                 while True:
@@ -252,13 +307,15 @@ class Router:
                     else:
                         self._keeper.note_loaded(version.version)
                         return
-                    await asyncio.sleep(LOAD_RETRY_S)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LONGEST_LOAD_RETRY_S)
         except TimeoutError:
-            name = version_name(version.version)
             raise unavailable(f"{name} is not loaded: {problem}; try again shortly.") from None
+        except InvalidEngineRequest:
+            raise
         except EngineError as error:
-            logger.error("the engine cannot load %s (%s)", version_name(version.version), error.code)
-            raise unavailable(f"{version_name(version.version)} cannot be loaded now.") from error
+            logger.error("the engine cannot load %s (%s)", name, error.code)
+            raise unavailable(f"{name} cannot be loaded now.") from error
 
 
 def _no_record() -> PolicyVersion:

@@ -53,6 +53,11 @@ class RefusingEngine:
         self._watching: asyncio.Task[None] | None = None
 
     @property
+    def inner(self) -> Engine:
+        """The engine itself."""
+        return self._engine
+
+    @property
     def capabilities(self) -> EngineCapabilities:
         """The engine's own."""
         return self._engine.capabilities

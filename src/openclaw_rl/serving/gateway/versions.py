@@ -61,6 +61,7 @@ class VersionKeeper:
         self._instance: str | None = None
         self._loaded: frozenset[int] = frozenset()
         self._current: int | None = None
+        self._failed: tuple[int | None, float] = (None, 0.0)  # which could not be loaded, and when to try again
         self._problem = "the engine has not answered yet"
         self._routable = asyncio.Event()
         self._wake = asyncio.Event()
@@ -107,10 +108,16 @@ class VersionKeeper:
 
     def model_names(self, *, everybody: bool = False) -> list[str]:
         """The names that clients may ask for now; versions that belong to somebody only if they are `everybody`'s."""
+        base = [] if self._base_is_gone else ["base"]
         if self._owned and not everybody:
-            return [self._served_name, "base"]
+            return [self._served_name, *base]
         loaded = [version_name(version) for version in sorted(self._loaded - {BASE_VERSION})]
-        return [self._served_name, "base", *loaded]
+        return [self._served_name, *base, *loaded]
+
+    @property
+    def _base_is_gone(self) -> bool:
+        """An engine that swaps whole models in place has no base while it has another."""
+        return self._health is not None and self._health.ready and BASE_VERSION not in self._loaded
 
     def check_name(self, model: str) -> None:
         """Refuse a name that can never be served.
@@ -138,10 +145,8 @@ class VersionKeeper:
             raise unavailable(f"The policy cannot answer now: {self._problem}.")
         if model == self._served_name:
             return current
-        if model == "base":
-            return BASE_VERSION
         self.check_name(model)
-        version = int(model.removeprefix("policy-v"))
+        version = number_of(model)
         if version not in self._loaded:
             raise unknown_model(model, ", ".join(self.model_names()))
         return version
@@ -176,16 +181,25 @@ class VersionKeeper:
     async def refresh(self) -> None:
         """Look once: at the record, at the engine when that is due, and load what should serve."""
         await self._read_serving()
-        serving = self._serving
-        if serving is None:
+        if self._serving is None:
             return
-        if self._clock() >= self._health_due or (self.ready and serving.version not in self._loaded):
+        if self._clock() >= self._health_due or (self.ready and self._is_to_load(self._serving)):
             await self._read_health()
+            # Another may have been published meanwhile: where whole models take each other's place, loading the one
+            # from before the look would put the old model back.
+            await self._read_serving()
         if self._health is None or not self._health.ready or self._health_failures:
             return
-        if serving.version not in self._loaded and not await self._load(serving):
-            return
-        self._route_to(serving.version)
+        serving = self._serving
+        if self._is_to_load(serving):
+            await self._load(serving)
+        if serving.version in self._loaded:
+            self._route_to(serving.version)
+
+    def _is_to_load(self, serving: PolicyVersion) -> bool:
+        """Whether the engine lacks it, and has not just failed to load it: a try may read all of its files."""
+        version, until = self._failed
+        return serving.version not in self._loaded and (serving.version != version or self._clock() >= until)
 
     async def _read_serving(self) -> None:
         try:
@@ -214,23 +228,23 @@ class VersionKeeper:
             if self._instance is not None:
                 logger.warning("the engine was restarted; loading its version again")
             self._instance = health.instance_id
+            self._failed = (None, 0.0)
             self._lose("the engine was restarted")
-        self._loaded = frozenset(health.loaded_versions) | {BASE_VERSION}
+        self._loaded = frozenset(health.loaded_versions)  # the base only where it is there: see `_base_is_gone`
         if not health.ready:
             self._lose("the engine is loading the model")
         elif self._current is not None and self._current not in self._loaded:
             self._lose("the engine has let go of the version in service")
 
-    async def _load(self, serving: PolicyVersion) -> bool:
+    async def _load(self, serving: PolicyVersion) -> None:
         try:
             await self._engine.load_version(serving)
         except EngineError as error:
             self._problem = f"the engine cannot load {serving.name} ({error.code})"
-            self._health_due = self._clock() + HEALTH_S
+            self._failed = (serving.version, self._clock() + HEALTH_S)
             logger.warning("%s; %s answers", self._problem, "nothing" if self._current is None else "the one before")
-            return False
-        self._loaded |= {serving.version}
-        return True
+        else:
+            self._loaded |= {serving.version}
 
     def _route_to(self, version: int) -> None:
         if version != self._current:

@@ -140,6 +140,8 @@ class AdapterPool:
                 return ()
             started = time.monotonic()
             found = _weights_of(path)
+            with self._lock:  # before the files are read: whoever waits for a place asks often
+                self._leaver(whole=found.kind is WeightsKind.FULL)
             if found.kind is WeightsKind.FULL:
                 with self._lock:
                     evicted = self._make_room(whole=True)
@@ -167,16 +169,26 @@ class AdapterPool:
             return held is not None
 
     def _make_room(self, *, whole: bool) -> tuple[int, ...]:
+        leaver = self._leaver(whole=whole)
+        if leaver is None:
+            return ()
+        self._drop(leaver)
+        return (leaver,)
+
+    def _leaver(self, *, whole: bool) -> int | None:
+        """Which version would make room for another of its kind; None where there is room.
+
+        Raises:
+            EngineOverloaded: there is neither room nor one that could go.
+        """
         alike = {number: held for number, held in self._versions.items() if (held.model is not None) is whole}
         if len(alike) < self._limits[whole]:
-            return ()
+            return None
         last = max(alike, key=lambda number: alike[number].used_at) if self._spare_last else None
         unused = [number for number, held in alike.items() if held.users == 0 and number != last]
         if not unused:
             raise EngineOverloaded(f"{self._limits[whole]} policy versions are loaded, and all are in use")
-        longest_ago = min(unused, key=lambda number: alike[number].used_at)
-        self._drop(longest_ago)
-        return (longest_ago,)
+        return min(unused, key=lambda number: alike[number].used_at)
 
     def _drop(self, version: int) -> None:
         model = self._versions.pop(version).model

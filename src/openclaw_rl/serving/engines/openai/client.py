@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -38,11 +40,16 @@ from openclaw_rl.serving.engines.protocol import (
 )
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion, SamplingParams
 
+logger = logging.getLogger(__name__)
+
 CONNECT_S = 10.0
 QUICK_S = 10.0
 LOOK_AGAIN_S = 10.0
 """An upstream that may be far away, and count requests, is not asked each second how it is."""
 MOST_KEPT = 32
+DOUBTED = 3
+"""So many answers in a row without ids, or without log-probabilities, and the upstream counts as one that has none.
+A proxy may send a single one another way."""
 _MAY_BE_EASED = frozenset({400, 422})
 _NO_LIST = frozenset({404, 405})
 """What an upstream without a list of models answers; it is there all the same."""
@@ -59,20 +66,26 @@ class OpenAIEngine:
         api_key: str | None = None,
         raw_logprobs: bool = True,
         context_length: int = 2048,
+        max_versions: int = 4,
         request_timeout_s: float = 600.0,
         load_timeout_s: float = 120.0,
     ) -> None:
-        """`url` ends where `/chat/completions` begins. `context_length`: what is said where the upstream does not."""
+        """`url` ends where `/chat/completions` begins. `context_length`: what is said where the upstream does not.
+
+        `max_versions`: how many adapters are left there of those that were loaded here.
+        """
         self._model = model
         self._raw_logprobs = raw_logprobs
         self._context_length = context_length
+        self._max_versions = max_versions
         self._load_timeout_s = load_timeout_s
         self._wording = wire.Wording()
         self._features = HOPED_FOR
-        self._names: dict[int, str] = {BASE_VERSION: model}
+        self._without = {"token_ids": 0, "logprobs": 0}  # answers in a row
+        self._names: dict[int, str] = {BASE_VERSION: model}  # the one used longest ago first
+        self._users: Counter[int] = Counter()
         self._listed: frozenset[str] | None = None
         self._look_due = 0.0
-        self._active = 0
         self._client = httpx.AsyncClient(
             verify=httpx.URL(url).scheme == "https",  # reading certificates takes a while, and http needs none
             base_url=url.rstrip("/") + "/",
@@ -94,6 +107,7 @@ class OpenAIEngine:
             api_key=None if engine.api_key is None else engine.api_key.get_secret_value(),
             raw_logprobs=engine.upstream_logprobs == "raw",
             context_length=engine.context_length,
+            max_versions=max(2, engine.max_versions),  # the one in service, and its successor
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=engine.load_timeout_s,
         )
@@ -119,7 +133,8 @@ class OpenAIEngine:
         model = self._names.get(request.version)
         if model is None:
             raise UnknownVersion(f"policy version {request.version} is not loaded upstream", param="model")
-        self._active += 1
+        self._names[request.version] = self._names.pop(request.version)
+        self._users[request.version] += 1
         try:
             with self._told_of_faults():
                 wording: wire.Wording | None = self._wording
@@ -135,7 +150,7 @@ class OpenAIEngine:
                         if wording is None:
                             raise self._failure(response, model=model, version=request.version)
         finally:
-            self._active -= 1
+            self._users[request.version] -= 1
 
     def _stream(self, body: bytes) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
         headers = {"content-type": "application/json"}
@@ -162,9 +177,15 @@ class OpenAIEngine:
         return sampling.temperature == 1.0 or not self._raw_logprobs
 
     def _note(self, reader: AnswerReader) -> None:
-        """Learn from an answer; one without a token says nothing."""
-        if reader.said_something:
-            self._features = replace(self._features, token_ids=reader.has_ids, logprobs=reader.has_logprobs)
+        """Learn from an answer; one without a token says nothing. What was refused by name is not there."""
+        if not reader.said_something:
+            return
+        found: dict[str, bool] = {}
+        for name, told in (("token_ids", reader.has_ids), ("logprobs", reader.has_logprobs)):
+            self._without[name] = 0 if told else self._without[name] + 1
+            lacking = self._without[name] >= DOUBTED or not getattr(self._wording, name)
+            found[name] = told or (getattr(self._features, name) and not lacking)
+        self._features = replace(self._features, **found)
 
     def _eased(self, wording: wire.Wording, status: int, body: bytes) -> wire.Wording | None:
         if status not in _MAY_BE_EASED:
@@ -207,6 +228,19 @@ class OpenAIEngine:
             await self._post("unload_lora_adapter", {"lora_name": name}, QUICK_S)
             self._listed = None if self._listed is None else self._listed - {name}
 
+    async def _let_go(self) -> None:
+        """Unload what was used longest ago, beyond `max_versions`; never one that answers, nor the one used last.
+
+        Only who asks for health does this: the gateway, which knows what is used.
+        """
+        kept = [version for version in self._names if version != BASE_VERSION]
+        unused = [version for version in kept[:-1] if not self._users[version]]
+        for version in unused[: max(0, len(kept) - self._max_versions)]:
+            try:
+                await self.unload_version(version)
+            except EngineError as error:
+                logger.warning("the upstream may keep policy version %d (%s)", version, error.code)
+
     # --- how it is -----------------------------------------------------------------------------------------
 
     async def health(self) -> EngineHealth:
@@ -218,13 +252,14 @@ class OpenAIEngine:
         if time.monotonic() >= self._look_due:
             with contextlib.suppress(UpstreamKeyRefused):  # it is there; who asks is told what to set
                 await self._list()
+                await self._let_go()
         listed = self._listed
         loaded = [n for n, name in self._names.items() if n == BASE_VERSION or listed is None or name in listed]
         return EngineHealth(
             ready=True,
             instance_id="upstream",  # it does not say when it was restarted; what it lost is not in its list
             loaded_versions=tuple(sorted(loaded)),
-            active_requests=self._active,
+            active_requests=self._users.total(),
             queued_requests=0,
             context_length=self._features.context_length or self._context_length,
         )
@@ -252,6 +287,7 @@ class OpenAIEngine:
             EngineError: it cannot be reached, or refuses; the message says what to set.
         """
         await self._list()
+        self._without = dict.fromkeys(self._without, DOUBTED - 1)  # this one answer decides
         asked = ChatRequest(
             request_id="probe",
             messages=({"role": "user", "content": "Hi"},),

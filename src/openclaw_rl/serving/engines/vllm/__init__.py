@@ -12,6 +12,7 @@ that knows at which token this happened; and the gateway needs neither a tokeniz
 - `api`: vLLM's HTTP.
 - `versions`: which versions vLLM has loaded under which names, and who uses them.
 - `in_vllm`: what vLLM's own workers are given.
+- `files`: a version's files.
 - `client`: `VllmEngine`, the adapter.
 - `server`: the engine process.
 """

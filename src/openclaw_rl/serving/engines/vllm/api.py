@@ -18,6 +18,8 @@ from openclaw_rl.serving.engines.vllm import wire
 
 _CONNECT_S = 5.0
 QUICK_S = 10.0
+_SLOW_S = 120.0
+"""For what it says of its machine too: it runs programs to find that out."""
 RPC = "/collective_rpc"
 _HTTP_ERRORS = (ConnectFailed, ConnectionLost, TimeoutError)
 _START_TIME = re.compile(rb"^process_start_time_seconds (\S+)", re.MULTILINE)
@@ -88,6 +90,14 @@ class VllmApi:
         except _HTTP_ERRORS as error:
             raise unreachable(error) from error
         return found.group(1).decode() if found else None
+
+    async def max_lora_rank(self) -> int | None:
+        """The largest rank of an adapter, as its routes for developers say; None where they do not."""
+        info = await self._ask("GET", "/server_info?config_format=json", None, _SLOW_S)
+        config = info.get("vllm_config")
+        lora = config.get("lora_config") if isinstance(config, dict) else None
+        rank = lora.get("max_lora_rank") if isinstance(lora, dict) else None
+        return rank if isinstance(rank, int) else None
 
     # --- whole models ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.models import context_length, load_tokenizer, resolve_model
-from openclaw_rl.policy_files import CorruptPolicy, Weights, WeightsKind, verify_manifest, weights_of
+from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.serving.engines.embedded.answer import AnswerText
 from openclaw_rl.serving.engines.protocol import (
     ChatEvent,
@@ -31,15 +31,10 @@ from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import VllmApi
 from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES
+from openclaw_rl.serving.engines.vllm.files import verify, version_weights
 from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, EXTENSION, SPARE_TOKENS, slots
-from openclaw_rl.serving.engines.vllm.probe import Found, check_server
-from openclaw_rl.serving.engines.vllm.versions import (
-    UNTOUCHED,
-    LoadedVersions,
-    Served,
-    using,
-    weights_name,
-)
+from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server
+from openclaw_rl.serving.engines.vllm.versions import UNTOUCHED, LoadedVersions, Served, using, weights_name
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
 
 logger = logging.getLogger(__name__)
@@ -77,6 +72,11 @@ class VllmEngine:
         """Requests that vLLM has, running or waiting."""
         return self._active
 
+    @property
+    def away(self) -> bool:
+        """Whether vLLM did not answer when it was last looked at."""
+        return self._lost
+
     # --- the beginning -----------------------------------------------------------------------------------------
 
     def load_tokenizer(self) -> None:
@@ -103,8 +103,8 @@ class VllmEngine:
                 break
             except EngineError:
                 await asyncio.sleep(0.2)
-        self._found = await check_server(self._api)
-        self._context = min(self._context, self._found.context)
+        self._found = await check_server(self._api, attached=bool(self._config.engine.urls))
+        check_fit(self._found, self._config, context=self._context, model=self._model)
         self._versions = self._none_loaded()
         label = self._found.weights_label
         if label not in {None, UNTOUCHED}:
@@ -168,26 +168,13 @@ class VllmEngine:
             InvalidEngineRequest: also for a temperature other than 1, at which vLLM does not score.
         """
         self._check_ready()
-        self._check_score(request)
+        most = min(self._context, self._found.context - SPARE_TOKENS) if self._found else 0
+        wire.check_score(request, most=most, vocabulary=len(self._tokenizer))
         await self._clean.wait()
         with self._counted(), self._serving(request.version) as served:
             body = wire.score_body(request.ids, model=served.model, salt=self._salt(served.version))
             answer = await self._api.ask_whole(body)
             return ScoreResult(logprobs=wire.prompt_logprobs(answer, request.ids, request.start))
-
-    def _check_score(self, request: ScoreRequest) -> None:
-        if not 1 <= request.start < len(request.ids):
-            raise InvalidEngineRequest("start lies between 1 and the number of ids, exclusively", param="start")
-        most = min(self._context, self._found.context - SPARE_TOKENS) if self._found else 0
-        if len(request.ids) > most:
-            message = f"{len(request.ids)} ids do not fit: vLLM scores {most} of them at once"
-            raise InvalidEngineRequest(message, param="ids", code="context_length_exceeded")
-        vocabulary = len(self._tokenizer)
-        if not all(0 <= token < vocabulary for token in request.ids):
-            raise InvalidEngineRequest(f"token ids lie between 0 and {vocabulary - 1}", param="ids")
-        if request.temperature != 1.0:
-            message = f"vLLM scores at temperature 1 only, not at {request.temperature}"
-            raise InvalidEngineRequest(message, param="temperature")
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
@@ -262,10 +249,19 @@ class VllmEngine:
             if version.version == BASE_VERSION:
                 await self._restore_base()
                 return
-            weights = await asyncio.to_thread(_verified, version)
+            if version.version == self._versions.model_version:
+                return
+            if self._versions.keep(version.version):
+                await self._restore_base()
+                return
+            weights = await asyncio.to_thread(version_weights, version)
+            if weights.kind is WeightsKind.LORA:
+                self._versions.check_room()  # before the files are read: whoever waits for a place asks often
+            modules = None if self._config.engine.urls else self._config.training.lora.target_modules
+            await asyncio.to_thread(verify, weights, modules)
             if weights.kind is WeightsKind.LORA:
                 await self._load_adapter(version.version, weights.directory)
-            elif version.version != self._versions.model_version:
+            else:
                 label = weights_name(version.version, weights.directory)
                 await self._swap_model(version.version, weights.directory, label)
 
@@ -276,8 +272,7 @@ class VllmEngine:
             await self._api.unload_lora(name)
 
     async def _load_adapter(self, version: int, directory: Path) -> None:
-        if self._versions.keep(version):
-            return
+        await self._restore_base()  # what it was trained on; it would answer on whatever is there
         name = weights_name(version, directory)
         if name not in {card.get("id") for card in await self._api.models()}:
             evicted = self._versions.make_room()
@@ -367,13 +362,14 @@ class VllmEngine:
         )
 
     async def _look(self) -> None:
+        had = self._versions.adapters()  # what is loaded while vLLM makes its list is not missing in it
         try:
             await self._api.healthy()
             cards = await self._api.models()
         except EngineError as error:
             self._lost = True
             raise EngineUnavailable(f"vLLM is not well: {error}") from error
-        gone = self._versions.lost(frozenset(str(card.get("id")) for card in cards))
+        gone = self._versions.lost(had, frozenset(str(card.get("id")) for card in cards))
         if gone or self._lost:
             self._lost = False
             await self._recognise(gone)
@@ -401,19 +397,3 @@ class VllmEngine:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._api.close()
-
-
-def _verified(version: PolicyVersion) -> Weights:
-    """A version's weights on disk, whole and unaltered; reads every file.
-
-    Raises:
-        InvalidEngineRequest: it has no path, or its files are not what was written.
-    """
-    if version.path is None:
-        raise InvalidEngineRequest(f"version {version.version} has no path", param="path")
-    try:
-        weights = weights_of(Path(version.path).absolute())
-        verify_manifest(weights.directory)
-    except (CorruptPolicy, OSError) as error:
-        raise InvalidEngineRequest(f"the version's files cannot be used: {error}", param="path") from error
-    return weights

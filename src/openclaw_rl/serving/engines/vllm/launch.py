@@ -83,6 +83,8 @@ def server_command(config: Config, *, python: Path, model: Path, context: int, s
     }
     arguments = [part for option in options.items() for part in option]
     arguments += ["--enable-lora", "--enable-scale-out", "--disable-uvicorn-access-log"]
+    # Without it the embedding and the output layer are made ready for adapters too, which every token pays for.
+    arguments += ["--lora-target-modules", *config.training.lora.target_modules]
     if not config.engine.vllm.compile:
         arguments.append("--enforce-eager")
     tied = [sys.executable, "-m", "openclaw_rl.serving.engines.vllm.tied", str(os.getpid())]

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
+from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.serving.engines.protocol import EngineError
 from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import RPC, VllmApi
+from openclaw_rl.serving.engines.vllm.launch import EXTENSION
+
+logger = logging.getLogger(__name__)
 
 _PROBE_IDS = (1, 2, 3, 4)
 _LISTED = 20
@@ -20,16 +26,19 @@ class Found:
     """A server that will do. `context`: its longest sequence (tokens); `base`: its name for the model itself.
 
     `weights_label`: what it calls the weights it has now, None where it cannot swap them; that takes its routes for
-    developers and our extension of its workers.
+    developers and our extension of its workers. `root`: where it has the model from, `max_lora_rank`: of its
+    adapters; both None where it does not say.
     """
 
     base: str
     context: int
     weights_label: str | None
+    root: str | None = None
+    max_lora_rank: int | None = None
 
 
-async def check_server(api: VllmApi) -> Found:
-    """Ask a server that answers for everything that we need of it.
+async def check_server(api: VllmApi, *, attached: bool) -> Found:
+    """Ask a server that answers for everything that we need of it. `attached`: somebody else has started it.
 
     Raises:
         ConfigError: it lacks something; the message names the argument that it must be started with.
@@ -52,7 +61,41 @@ async def check_server(api: VllmApi) -> Found:
         base=base,
         context=int(card["max_model_len"]),
         weights_label=await api.weights_label() if extended else None,
+        root=card.get("root"),
+        max_lora_rank=await api.max_lora_rank() if attached and developer else None,
     )
+
+
+def check_fit(found: Found, config: Config, *, context: int, model: Path) -> None:
+    """Hold a server against what this configuration needs of it. `context`: tokens; `model`: the trainer's own base.
+
+    Raises:
+        ConfigError: it lacks something; the message names the argument that it must be started with.
+    """
+    if found.context < context:
+        raise _lacks(f"so long a context ({found.context} tokens)", f"--max-model-len of at least {context}")
+    if not config.training.enabled:
+        return
+    rank = config.training.lora.rank
+    if not config.training.use_lora and found.weights_label is None:
+        raise _lacks(
+            "swapping whole models (training.use_lora = false)",
+            f"VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls {EXTENSION}",
+        )
+    if config.training.use_lora and found.max_lora_rank is not None and found.max_lora_rank < rank:
+        raise _lacks(f"adapters of training.lora.rank {rank}", f"--max-lora-rank {rank}, not {found.max_lora_rank}")
+    if found.root is not None and not _is_model(found.root, config.model.path, model):
+        logger.warning(
+            "vLLM serves the model %s, and the trainer learns on %s (model.path): if they are not the same, what is "
+            "learned means nothing there",
+            found.root,
+            model,
+        )
+
+
+def _is_model(root: str, path: str, directory: Path) -> bool:
+    """Whether what a server calls its model is the one that `model.path` names; names are compared, not weights."""
+    return root == path or Path(root).expanduser().resolve() == directory.resolve()
 
 
 def _lacks(what: str, remedy: str) -> ConfigError:

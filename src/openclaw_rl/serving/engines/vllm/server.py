@@ -77,6 +77,8 @@ async def _serve(
             ended.set()
         elif not starting.done():
             reporter.waiting("vLLM to start" if process is not None else f"vLLM at {url}")
+        elif engine.away:
+            reporter.waiting("vLLM to answer again" if process is not None else f"vLLM at {url} to answer again")
         elif engine.busy:
             reporter.working("generating", requests=engine.busy)
         else:

@@ -6,6 +6,8 @@ mix two, and a vLLM that outlives us and already has the name has these weights.
 Whole models replace each other in one place, so only the newest is there. The one before it counts as loaded for a
 while all the same: between "vLLM has the new weights" and "the record says so" requests still come with its number;
 they are answered by the new weights, and each token is recorded as the new version's.
+
+An adapter means something on the base only: while another model is in its place, no adapter counts as loaded.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +75,12 @@ class LoadedVersions:
     def loaded(self) -> tuple[int, ...]:
         """The versions that new requests may ask for."""
         models = {number for number in (self.model_version, self._gracious()) if number is not None}
-        adapters = {number for number, adapter in self._adapters.items() if not adapter.leaving}
+        adapters = {number for number, adapter in self._adapters.items() if not adapter.leaving and self._on_base}
         return tuple(sorted(adapters | models))
+
+    @property
+    def _on_base(self) -> bool:
+        return self.model_version == BASE_VERSION
 
     def acquire(self, version: int) -> Served:
         """Keep a version until `release`.
@@ -85,7 +91,7 @@ class LoadedVersions:
         if version in {self.model_version, self._gracious()}:
             return Served(model=self.base, version=None)
         adapter = self._adapters.get(version)
-        if adapter is None or adapter.leaving:
+        if adapter is None or adapter.leaving or not self._on_base:
             raise UnknownVersion(f"policy version {version} is not loaded", param="model")
         adapter.users += 1
         self._used(version)
@@ -110,13 +116,20 @@ class LoadedVersions:
         Raises:
             EngineOverloaded: as many adapters as may be kept are all in use.
         """
+        self.check_room()
         if len(self._adapters) < self._limit:
             return None
-        for number, adapter in self._adapters.items():
-            if adapter.users == 0:
-                del self._adapters[number]
-                return adapter.name
-        raise EngineOverloaded(f"all {self._limit} loaded versions are in use")
+        number = next(number for number, adapter in self._adapters.items() if adapter.users == 0)
+        return self._adapters.pop(number).name
+
+    def check_room(self) -> None:
+        """Return if another adapter can be loaded.
+
+        Raises:
+            EngineOverloaded: as many adapters as may be kept are all in use.
+        """
+        if len(self._adapters) >= self._limit and all(adapter.users for adapter in self._adapters.values()):
+            raise EngineOverloaded(f"all {self._limit} loaded versions are in use")
 
     def keep(self, version: int) -> bool:
         """Whether an adapter is there already; one that was leaving stays."""
@@ -144,9 +157,14 @@ class LoadedVersions:
         del self._adapters[version]
         return adapter.name
 
-    def lost(self, there: frozenset[str]) -> bool:
-        """Forget the adapters whose names are not `there`; whether there were any."""
-        gone = [number for number, adapter in self._adapters.items() if adapter.name not in there]
+    def adapters(self) -> Mapping[int, _Adapter]:
+        """Those that are loaded now, for `lost`."""
+        return dict(self._adapters)
+
+    def lost(self, had: Mapping[int, _Adapter], there: frozenset[str]) -> bool:
+        """Forget the adapters of `had` whose names are not `there`; whether any of them was still expected there."""
+        missing = [number for number, adapter in had.items() if adapter.name not in there]
+        gone = [number for number in missing if self._adapters.get(number) is had[number]]
         for number in gone:
             del self._adapters[number]
         return bool(gone)

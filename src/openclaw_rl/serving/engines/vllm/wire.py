@@ -23,6 +23,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineUnavailable,
     Finished,
     InvalidEngineRequest,
+    ScoreRequest,
     TokensDrawn,
     UnknownVersion,
 )
@@ -66,6 +67,24 @@ def generate_body(
         },
     }
     return body if salt is None else {**body, "cache_salt": salt}
+
+
+def check_score(request: ScoreRequest, *, most: int, vocabulary: int) -> None:
+    """Return if vLLM can score it: `most` ids at once, each below `vocabulary`.
+
+    Raises:
+        InvalidEngineRequest: naming the field.
+    """
+    if not 1 <= request.start < len(request.ids):
+        raise InvalidEngineRequest("start lies between 1 and the number of ids, exclusively", param="start")
+    if len(request.ids) > most:
+        message = f"{len(request.ids)} ids do not fit: vLLM scores {most} of them at once"
+        raise InvalidEngineRequest(message, param="ids", code="context_length_exceeded")
+    if not all(0 <= token < vocabulary for token in request.ids):
+        raise InvalidEngineRequest(f"token ids lie between 0 and {vocabulary - 1}", param="ids")
+    if request.temperature != 1.0:
+        message = f"vLLM scores at temperature 1 only, not at {request.temperature}"
+        raise InvalidEngineRequest(message, param="temperature")
 
 
 def score_body(ids: Sequence[int], *, model: str, salt: str | None) -> Json:

@@ -6,9 +6,15 @@ is another one.
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+_LORA_OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
 class WorkerExtension:
@@ -38,3 +44,46 @@ class WorkerExtension:
         for cache in self.model_runner.kv_caches:
             if isinstance(cache, torch.Tensor) and cache.is_floating_point():
                 torch.nan_to_num_(cache, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def for_adapters_only(operation: Callable[..., None]) -> Callable[..., None]:
+    """An operation of vLLM's LoRA layers that leaves the rows of `output` alone that belong to no adapter.
+
+    Their index is -1, which vLLM's operations for the CPU take for the last adapter (0.32; its pull requests 48421
+    and 49656): in one batch with somebody's adapter, the base would answer as the last one that was loaded.
+
+    Without a branch on the indices, for the operation may be compiled. No product with zero: an adapter may give NaN.
+    """
+
+    @functools.wraps(operation)
+    def applied(
+        inputs: torch.Tensor,
+        weights: torch.Tensor,
+        output: torch.Tensor,
+        indices: torch.Tensor,
+        *rest: Any,
+        **named: Any,
+    ) -> None:
+        before = output.clone()
+        operation(inputs, weights, output, indices.clamp(min=0), *rest, **named)
+        output.copy_(torch.where((indices >= 0).unsqueeze(1), output, before))
+
+    return applied
+
+
+def _mend() -> None:
+    """Put it in the place of vLLM's, where this is a worker on a CPU; those for GPUs look at the index."""
+    if (
+        importlib.util.find_spec("vllm") is None
+        or not importlib.import_module("vllm.platforms").current_platform.is_cpu()
+    ):
+        return
+    operations = importlib.import_module("vllm.lora.ops.torch_ops.lora_ops")
+    layers = importlib.import_module("vllm.lora.punica_wrapper.punica_cpu")
+    for name in _LORA_OPERATIONS:
+        mended = for_adapters_only(getattr(operations, name))
+        setattr(operations, name, mended)
+        setattr(layers, name, mended)
+
+
+_mend()
