@@ -108,7 +108,7 @@ class EngineContract:
         body = {
             "model": "policy",
             "messages": [{"role": "user", "content": "Name three rivers."}],
-            "temperature": 0.8,
+            "temperature": 0.8 if harness.honours_seeds else 0.0,
             "seed": 5,
             "max_tokens": 24,
         }
@@ -136,6 +136,9 @@ class EngineContract:
         assert texts[0] == texts[1] == whole.answer["content"]
 
     def test_a_seed_fixes_an_answer(self, harness: EngineHarness) -> None:
+        if not harness.honours_seeds:
+            pytest.skip("this engine honours a seed only where it computes deterministically, which needs a GPU")
+
         async def scenario(engine: Engine) -> list[Stream]:
             seeds = (11, 11, 12)
             return [await answer(engine, request(STORY, temperature=1.0, seed=seed, max_tokens=16)) for seed in seeds]
@@ -503,7 +506,9 @@ class EngineContract:
                     await keeper.route("policy", deadline=time.monotonic() + 0.2)
                 assert caught.value.status == 503
                 background = asyncio.create_task(keeper.run())
-                waiting = asyncio.create_task(keeper.route("policy", deadline=time.monotonic() + 200))
+                waiting = asyncio.create_task(
+                    keeper.route("policy", deadline=time.monotonic() + harness.start_timeout_s)
+                )
                 await asyncio.to_thread(harness.start)
                 assert await waiting == version.version
                 background.cancel()

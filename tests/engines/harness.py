@@ -41,7 +41,7 @@ from openclaw_rl.types import PolicyVersion, VersionState
 from tests.engines.support import plain_logprobs, plain_model, write_adapter
 
 T = TypeVar("T")
-SCENARIO_S = 500.0
+SCENARIO_S = 800.0
 """The deadline of one scenario; an engine that hangs fails its test, not the whole run."""
 
 
@@ -59,6 +59,11 @@ class Bounds:
 
 
 FP32 = Bounds(transformers=1e-3, same=1e-3, why="fp32: only the order of additions differs")
+BF16 = Bounds(
+    transformers=0.3,
+    same=0.3,
+    why="bf16: weights and activations keep 8 bits; other batch shapes round elsewhere",
+)
 
 
 class EngineHarness:
@@ -71,6 +76,9 @@ class EngineHarness:
     """Whether a whole model takes the other's place in mid-answer; False: it is loaded beside it, and an answer ends
     on the weights that it began with."""
 
+    honours_seeds = True
+    """Whether a seed fixes what is drawn."""
+
     def __init__(self, config: Config, model: Path, *, bounds: Bounds = FP32, start_timeout_s: float = 240.0) -> None:
         """`model`: the Transformers directory of what `config` names; `config.run_dir` is this harness's own."""
         port = config.engine.port or free_port()
@@ -80,7 +88,7 @@ class EngineHarness:
         self.tokenizer: Any = load_tokenizer(model)
         self.changed = False
         """Whether the base is another model now, so that the next test needs a fresh engine."""
-        self._start_timeout_s = start_timeout_s
+        self.start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._published = 0
         self._plain: dict[str | None, Any] = {}
@@ -134,7 +142,7 @@ class EngineHarness:
             self._process = None
 
     async def _until_ready(self) -> None:
-        deadline = time.monotonic() + self._start_timeout_s
+        deadline = time.monotonic() + self.start_timeout_s
         async with self.engine() as engine:
             while not await health_or_none(engine):
                 assert self._process is None or self._process.poll() is None, self.log_tail()
