@@ -151,7 +151,7 @@ class EngineContract:
     @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
     def test_log_probabilities_are_those_of_transformers(self, harness: EngineHarness, temperature: float) -> None:
         async def scenario(engine: Engine) -> tuple[Stream, Stream, PolicyVersion]:
-            version = harness.lora(scale=harness.bounds.adapter_scale)
+            version = harness.adapter
             await engine.load_version(version)
             sampling: dict[str, Any] = {"temperature": temperature, "seed": 3, "max_tokens": 24}
             base = await answer(engine, request("Name a river.", **sampling))
@@ -207,7 +207,7 @@ class EngineContract:
         async def scenario(engine: Engine) -> list[tuple[Stream, PolicyVersion | None, tuple[float, ...], Any]]:
             if not engine.capabilities.score:
                 pytest.skip("this engine does not score")
-            version = harness.lora(scale=harness.bounds.adapter_scale)
+            version = harness.adapter
             await engine.load_version(version)
             results = []
             for one in (None, version):
@@ -401,7 +401,7 @@ class EngineContract:
         async def scenario(engine: Engine) -> tuple[list[PolicyVersion], Stream, Stream, int]:
             versions = [harness.lora(), harness.lora()]
             await engine.load_version(versions[0])
-            sampling: dict[str, Any] = {"temperature": 1.0, "seed": 1}
+            sampling = harness.repeatable(seed=1)
             old = Stream(engine, request(STORY, version=versions[0].version, max_tokens=120, **sampling))
             await old.reach(4)
             await engine.load_version(versions[1])
@@ -509,7 +509,8 @@ class EngineContract:
                 waiting = asyncio.create_task(
                     keeper.route("policy", deadline=time.monotonic() + harness.start_timeout_s)
                 )
-                await asyncio.to_thread(harness.start)
+                harness.launch()
+                await asyncio.to_thread(harness.await_ready)
                 assert await waiting == version.version
                 background.cancel()
                 after = await engine.health()
@@ -530,7 +531,7 @@ class EngineContract:
             if not engine.capabilities.full_weights:
                 pytest.skip("this engine takes no whole models")
             version = harness.full()
-            old = Stream(engine, request(STORY, temperature=1.0, seed=1, max_tokens=400))
+            old = Stream(engine, request(STORY, max_tokens=400, **harness.repeatable(seed=1)))
             await old.reach(4)
             harness.changed = True
             await engine.load_version(version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import signal
 import socket
@@ -104,6 +105,10 @@ class EngineHarness:
         self._published = 0
         self._plain: dict[str | None, Any] = {}
 
+    def repeatable(self, seed: int) -> dict[str, Any]:
+        """How to draw so that an answer is as long as the last time: by a seed, or greedily where seeds mean nothing."""
+        return {"temperature": 1.0, "seed": seed} if self.honours_seeds else {"temperature": 0.0}
+
     # --- the process -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> EngineHarness:
@@ -119,6 +124,11 @@ class EngineHarness:
 
     def start(self) -> None:
         """Start the process; return when the engine is ready."""
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """Start the process. From the main thread: its life is tied to that of the thread that starts it."""
         run_dir = self.config.run_dir
         run_dir.mkdir(parents=True, exist_ok=True)
         write_private_json(self.config, child_config_path(run_dir))
@@ -126,8 +136,11 @@ class EngineHarness:
         command += ["--config", str(child_config_path(run_dir)), "--parent", str(os.getpid())]
         with (run_dir / "engine.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self.environment())
-        asyncio.run(self._until_ready())
         self.changed = False
+
+    def await_ready(self) -> None:
+        """Return when the engine is ready."""
+        asyncio.run(self._until_ready())
 
     def environment(self) -> dict[str, str]:
         """The environment of the process: as a loop's, and on few threads."""
@@ -210,6 +223,11 @@ class EngineHarness:
         write_adapter(self.model, path, seed=number, scale=scale)
         write_manifest(path / ADAPTER_DIR, {})  # the trainer's own has one, and this is what it publishes
         return _version(number, path / ADAPTER_DIR)
+
+    @functools.cached_property
+    def adapter(self) -> PolicyVersion:
+        """A LoRA version for tests that need some, and not one that was never loaded; made once."""
+        return self.lora(scale=self.bounds.adapter_scale)
 
     def full(self, *, scale: float = 0.05) -> PolicyVersion:
         """A new version of a whole model: the base with every matrix shaken by `scale` of its own deviation."""
