@@ -125,7 +125,7 @@ class TestSglang(EngineContract):
         attached = config_of(tmp_path, harness.model, urls=[url_of(harness)])
         asked = request("Name a river.", max_tokens=8)
         one = harness.run(lambda engine: answer(engine, asked))
-        with EngineHarness(attached, harness.model, start_timeout_s=120) as other:
+        with EngineHarness(attached, harness.model, start_timeout_s=START_S) as other:
             two = other.run(lambda engine: answer(engine, asked))
         assert one.ids == two.ids
         assert_close(one.logprobs, two.logprobs, harness.bounds.same)
@@ -163,8 +163,16 @@ class TestSglang(EngineContract):
 def servers() -> list[psutil.Process]:
     """SGLang and what it started, of those processes that this one started."""
     ours = psutil.Process(os.getpid()).children(recursive=True)
-    roots = [process for process in ours if "sglang.launch_server" in process.cmdline()]
+    roots = [process for process in ours if "sglang.launch_server" in command_of(process)]
     return [process for root in roots for process in (root, *root.children(recursive=True))]
+
+
+def command_of(process: psutil.Process) -> list[str]:
+    """Its words; none of one that has ended and that nobody has waited for."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def url_of(harness: EngineHarness) -> str:

@@ -376,6 +376,10 @@ def test_whole_weights_that_outlived_us_are_known_by_their_digest(tiny: Path, tm
             await after.load(version)
             assert server.asked == asked
             assert after.loaded() == (7,)
+        await versions.load(BASE)
+        after = speaker(server, tiny)
+        await after.look()
+        assert after.loaded() == (0,), "the base is the same for all who use a server"
 
     scenario(tiny, body)
 

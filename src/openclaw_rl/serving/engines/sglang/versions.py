@@ -173,6 +173,8 @@ class SglangVersions:
             self._replaced = self._doubted = None
         elif before is not None and before.weights != seen.weights and before.weights in self.known:
             self._replaced = (self.known[before.weights], self._clock() + GRACE_S)
+        if wire.is_of(seen.weights, _BASE, ""):
+            self.known[seen.weights] = BASE_VERSION
         if seen.weights not in self.known and (before is None or before.weights != seen.weights):
             logger.warning("SGLang holds the weights %.80s, which nobody here has loaded", seen.weights)
         self._names = {version: name for version, name in self._names.items() if name in seen.adapters}
@@ -311,8 +313,8 @@ class SglangVersions:
 
     async def _have_weights(self, seen: Seen, version: PolicyVersion, base: Path, *, digest: str) -> None:
         """Put whole weights in the place of those that the server has, unless it has these."""
-        untouched = seen.weights == wire.UNTOUCHED and version.version == BASE_VERSION
-        if seen.weights != self._doubted and (untouched or wire.is_of(seen.weights, version, digest)):
+        base_there = version.version == BASE_VERSION == self.known.get(seen.weights)
+        if seen.weights != self._doubted and (base_there or wire.is_of(seen.weights, version, digest)):
             self.known[seen.weights] = version.version
             return
         directory = base
