@@ -16,17 +16,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.update_load import LoadOptions, TooSlow, figures, observe
+from benchmarks.update_load import DRAIN_S, LoadOptions, figures, observe
 from openclaw_rl.config import Config, ModelConfig
 from openclaw_rl.config_sources import ConfigError, Setting, from_toml, resolve
 from openclaw_rl.evaluation.demo_options import find_recipe
+from openclaw_rl.models import available_devices, choose_device
 from openclaw_rl.supervision.deployment import Deployment, DeploymentError
+from openclaw_rl.supervision.readiness import ready_within_s
 
 logger = logging.getLogger(__name__)
 
 ENGINES = ("embedded", "vllm", "sglang")
 KINDS = ("lora", "full")
 MODES = ("seamless", "refuse")
+SGLANG_ON_CPU = (
+    *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--lora-backend", "torch_native"),
+    *("--mem-fraction-static", "0.3", "--max-total-tokens", "8192", "--skip-server-warmup"),
+)
+"""What SGLang wants to be told where there is no GPU."""
 UNKNOWN = (
     "refused", "broken", "updates", "gap_ms_publish", "gap_ms_step", "gap_ms_otherwise", "seconds_to_serve",
 )  # fmt: skip
@@ -51,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", type=int, default=48, help="of one answer")
     parser.add_argument("--batch-size", type=int, default=4, help="samples of an update")
     parser.add_argument("--limit-s", type=float, default=900.0, help="the longest that a row may take")
+    parser.add_argument("--budget-s", type=float, default=3300.0, help="what all rows may take together")
     parser.add_argument("--model-path", default=ModelConfig().path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the deployment")
     parser.add_argument("--json", action="store_true", help="a list of objects")
@@ -58,7 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
     """All rows that were asked for, one after the other."""
-    return {"rows": [_row(case, arguments) for case in cases(arguments.engine, arguments.kind, arguments.mode)]}
+    chosen = cases(arguments.engine, arguments.kind, arguments.mode)
+    end = time.monotonic() + arguments.budget_s
+    rows = []
+    for number, case in enumerate(chosen):
+        left_s, left = end - time.monotonic(), len(chosen) - number
+        rows.append(_row(case, arguments, share_s(left_s=left_s, rows=left, limit_s=arguments.limit_s)))
+    return {"rows": rows}
+
+
+def share_s(*, left_s: float, rows: int, limit_s: float) -> float:
+    """What the next of so many rows may take; what it leaves is the others'."""
+    return min(limit_s, max(0.0, left_s) / rows)
 
 
 def as_json(measured: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -104,6 +123,8 @@ def config_of(case: Case, arguments: argparse.Namespace, run_dir: Path) -> Confi
         "rollout.batch_size": arguments.batch_size,
         "rollout.min_batch_size": 1,
     }
+    if case.engine == "sglang" and choose_device(Config().model.device, available_devices()) == "cpu":
+        chosen["engine.extra_args"] = list(SGLANG_ON_CPU)
     if case.kind == "full":
         chosen["training.use_lora"] = False
         chosen["training.lr"] = 1e-5
@@ -119,24 +140,47 @@ def _setting(text: str) -> Setting:
     return Setting(key=key, value=value, source="--set")
 
 
-def _row(case: Case, arguments: argparse.Namespace) -> dict[str, Any]:
-    name = {"engine": case.engine, "kind": case.kind, "mode": case.mode}
-    options = LoadOptions(
-        streams=arguments.streams,
-        updates=arguments.updates,
-        max_tokens=arguments.max_tokens,
-        limit_s=arguments.limit_s,
-    )
+def _row(case: Case, arguments: argparse.Namespace, limit_s: float) -> dict[str, Any]:
+    """The figures of a row, with a `reason` where there are fewer updates than were asked for, or none."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="openclaw-update-") as directory:
         try:
             config = config_of(case, arguments, Path(directory) / "run")
-            with Deployment(config) as deployment:
-                found = figures(asyncio.run(observe(deployment, config, options)))
-        except (ConfigError, DeploymentError, TooSlow) as error:
+            found = _measured(config, arguments, deadline=begin + limit_s)
+        except (ConfigError, DeploymentError) as error:
             logger.warning("%s: %s", case, error)
-            return {**name, **dict.fromkeys(UNKNOWN), "reason": str(error).partition("\n")[0]}
-    return {**name, **found, "ratios": ratios(found), "seconds": round(time.monotonic() - begin, 1)}
+            return row_of(case, dict.fromkeys(UNKNOWN), reason=str(error).partition("\n")[0])
+    took = time.monotonic() - begin
+    few = found["updates"] < arguments.updates
+    reason = f"{found['updates']} of {arguments.updates} updates in {took:.0f} s" if few else None
+    return row_of(case, {**found, "ratios": ratios(found), "seconds": round(took, 1)}, reason=reason)
+
+
+def row_of(case: Case, found: Mapping[str, Any], *, reason: str | None) -> dict[str, Any]:
+    """What was found of a case; what is missing is null, and `reason` says why."""
+    row = {"engine": case.engine, "kind": case.kind, "mode": case.mode, **found}
+    return row if reason is None else {**row, "reason": reason}
+
+
+def _measured(config: Config, arguments: argparse.Namespace, *, deadline: float) -> dict[str, Any]:
+    """The figures of one deployment, which is over by `deadline` but for its end.
+
+    Raises:
+        DeploymentError: it was not ready by then.
+    """
+    deployment = Deployment(config)
+    try:
+        deployment.start()
+        deployment.wait_ready(min(ready_within_s(config), deadline - time.monotonic()))
+        options = LoadOptions(
+            streams=arguments.streams,
+            updates=arguments.updates,
+            max_tokens=arguments.max_tokens,
+            limit_s=max(0.0, deadline - time.monotonic() - DRAIN_S),
+        )
+        return figures(asyncio.run(observe(deployment, config, options)))
+    finally:
+        deployment.stop()
 
 
 def ratios(found: Mapping[str, Any]) -> dict[str, float | None]:

@@ -305,6 +305,8 @@ class SupervisorConfig(Section):
     max_backoff_s: Positive = 30.0
     shutdown_timeout_s: Positive = 15.0
     ready_timeout_s: Positive = 180.0
+    """How long a start may take; with a vLLM or SGLang that is started here at least a minute more than that may take
+    (`start_timeout_s`)."""
 
 
 class Config(Section):

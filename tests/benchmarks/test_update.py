@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 from benchmarks.__main__ import main
-from benchmarks.update import Case, as_json, cases, config_of, ratios
+from benchmarks.update import SGLANG_ON_CPU, Case, as_json, cases, config_of, ratios, row_of, share_s
 from benchmarks.update_load import Observed, figures, percentile, seconds_to_serve
 
 from openclaw_rl.evaluation.ledger import Entry, Purpose
+from openclaw_rl.models import available_devices, choose_device
 from openclaw_rl.store.status import Span
 from openclaw_rl.testing.tiny_model import build_tiny_model
 
@@ -92,6 +93,10 @@ def test_a_row_is_a_deployment_that_differs_in_words_only(tmp_path: Path) -> Non
     assert config.serving.on_update == "refuse"
     assert (config.engine.kind, config.engine.max_parallel, config.engine.threads) == ("embedded", 12, 2)
     assert config.rollout.batch_size == 2
+    sglang = config_of(Case(engine="sglang", kind="full", mode="seamless"), arguments(), tmp_path)
+    on_cpu = choose_device("auto", available_devices()) == "cpu"
+    assert set(SGLANG_ON_CPU).issubset(sglang.engine.extra_args) is on_cpu
+    assert not sglang.training.use_lora
 
 
 @pytest.mark.parametrize("mode", ["seamless", "refuse"])
@@ -107,6 +112,20 @@ def test_updates_under_load(mode: str, tmp_path: Path, capsys: pytest.CaptureFix
     assert found["gap_ms_otherwise"] > 0
     lost = found["refused"] + found["broken"]
     assert lost == 0 if mode == "seamless" else lost > 0
+
+
+def test_too_few_updates_keep_their_figures_and_say_so() -> None:
+    case = Case(engine="sglang", kind="lora", mode="seamless")
+    assert row_of(case, {"updates": 19, "refused": 0}, reason="19 of 20") == {
+        "engine": "sglang", "kind": "lora", "mode": "seamless", "updates": 19, "refused": 0, "reason": "19 of 20",
+    }  # fmt: skip
+    assert "reason" not in row_of(case, {"updates": 20}, reason=None)
+
+
+def test_the_time_is_shared_and_what_a_row_leaves_is_the_next_ones() -> None:
+    assert share_s(left_s=700, rows=7, limit_s=900) == 100
+    assert share_s(left_s=650, rows=6, limit_s=100) == 100
+    assert share_s(left_s=-5, rows=1, limit_s=900) == 0
 
 
 def test_what_cannot_be_measured_is_null_with_a_reason() -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import math
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
 from openclaw_rl.config import Config
-from openclaw_rl.serving.engines.embedded import server
+from openclaw_rl.serving.engines.embedded import server, wire
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import (
     ChatEvent,
+    ChatRequest,
+    Engine,
     EngineError,
     EngineOverloaded,
     EngineUnavailable,
@@ -247,3 +251,41 @@ def test_a_client_that_dies_in_the_middle_of_its_request_leaves_no_error(
     health = httpx.get(f"http://127.0.0.1:{served.engine.port}/health", verify=False)
     assert health.json()["ready"]
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+class Slow:
+    """An engine whose first event takes for ever; `ended` is set when it is not wanted any more."""
+
+    def __init__(self) -> None:
+        self.begun, self.ended = threading.Event(), threading.Event()
+
+    async def chat(self, _request: ChatRequest) -> AsyncIterator[ChatEvent]:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+            yield PromptRead(prompt_ids=())
+        finally:
+            self.ended.set()
+
+
+def test_a_client_that_leaves_before_the_first_event_ends_it() -> None:
+    engine = Slow()
+
+    async def main(url: str) -> None:
+        asking = EmbeddedEngine(url)
+        waiting = asyncio.create_task(ask(asking, request()))
+        assert await asyncio.to_thread(engine.begun.wait, 10)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert await asyncio.to_thread(engine.ended.wait, 10)
+        await asking.close()
+
+    with engine_server(cast(Engine, engine)) as url:
+        asyncio.run(main(url))
+
+
+def test_who_answers_and_that_nobody_else_may_go_over_the_wire() -> None:
+    read = PromptRead(prompt_ids=(1, 2), version=3)
+    assert list(wire.events_from_lines([wire.event_to_line(read).encode()])) == [read]
+    asked = dataclasses.replace(request(version=3), pinned=True)
+    assert wire.chat_request_from_json(json.loads(json.dumps(wire.chat_request_to_json(asked)))) == asked

@@ -25,7 +25,8 @@ def reply(*, version: int = 0, stop: tuple[str, ...] = (), tools: bool = False, 
     return Reply(
         AnswerText(Words(), stop=stop, has_tools=tools),
         version=version,
-        weights="default",
+        weights=None if version else "default",
+        known={"default": 0, "policy-v3.aa": 3},
         end_tokens={END},
         truncated=truncated,
     )

@@ -53,7 +53,7 @@ def piece(
 
 
 def body_of(
-    sampling: SamplingParams, *, version: int = 0, salt: str | None = None, prompt: int = 4
+    sampling: SamplingParams, *, adapter: str | None = None, salt: str | None = None, prompt: int = 4
 ) -> dict[str, Any]:
     return wire.generate_body(
         range(prompt),
@@ -62,7 +62,7 @@ def body_of(
         limits=LIMITS,
         end_tokens=[2],
         vocabulary=VOCABULARY,
-        version=version,
+        adapter=adapter,
         salt=salt,
     )
 
@@ -78,7 +78,7 @@ def test_an_answer_never_outgrows_the_context() -> None:
 
 def test_an_adapter_is_asked_for_by_name_and_the_base_by_none() -> None:
     assert "lora_path" not in body_of(SamplingParams(max_tokens=1))
-    assert body_of(SamplingParams(max_tokens=1), version=12)["lora_path"] == "policy-v12"
+    assert body_of(SamplingParams(max_tokens=1), adapter="policy-v12-0a")["lora_path"] == "policy-v12-0a"
     assert body_of(SamplingParams(max_tokens=1), salt="policy-v3.aa")["extra_key"] == "policy-v3.aa"
 
 
@@ -110,7 +110,7 @@ def test_without_a_seed_two_answers_have_two_seeds() -> None:
 
 
 def test_a_score_starts_at_the_token_before_the_first() -> None:
-    body = wire.score_body((5, 6, 7, 8), 2, rid="r", version=0, salt=None)
+    body = wire.score_body((5, 6, 7, 8), 2, rid="r", adapter=None, salt=None)
     assert body["logprob_start_len"] == 1
     assert body["sampling_params"]["max_new_tokens"] == 0
 
@@ -173,22 +173,25 @@ def test_how_answers_end() -> None:
 
 def test_versions_of_tokens_come_from_the_spans() -> None:
     spans = [wire.Span(name="default", start=0, end=2), wire.Span(name="policy-v3.0af1", start=2, end=5)]
-    assert wire.versions_of(spans, 5) == (0, 0, 3, 3, 3)
-    assert wire.versions_of(spans, 3) == (0, 0, 3)
+    known = {"default": 0, "policy-v3.0af1": 3}
+    assert wire.versions_of(spans, 5, known) == (0, 0, 3, 3, 3)
+    assert wire.versions_of(spans, 3, known) == (0, 0, 3)
     for wrong in (spans[:1], spans[1:], spans[::-1]):
         with pytest.raises(EngineError):
-            wire.versions_of(wrong, 5)
-
-
-def test_names_of_weights_are_new_each_time_and_read_back() -> None:
-    version = PolicyVersion(version=12, state=VersionState.CANDIDATE, path="x", step=1, created_at=0.0)
-    names = {wire.weights_name(version) for _ in range(3)}
-    assert len(names) == 3
-    assert {wire.version_of_weights(name) for name in names} == {12}
-    base = PolicyVersion(version=0, state=VersionState.SERVING, path=None, step=0, created_at=0.0)
-    assert wire.version_of_weights(wire.weights_name(base)) == wire.version_of_weights("default") == 0
+            wire.versions_of(wrong, 5, known)
     with pytest.raises(EngineError, match="somebody else"):
-        wire.version_of_weights("v7-prod")
+        wire.versions_of(spans, 5, {"default": 0})
+
+
+def test_names_hold_what_they_name_and_those_of_weights_are_new_each_time() -> None:
+    version = PolicyVersion(version=12, state=VersionState.CANDIDATE, path="x", step=1, created_at=0.0)
+    assert wire.adapter_name(version, "a" * 64) != wire.adapter_name(version, "b" * 64)
+    names = {wire.weights_name(version, "a" * 64) for _ in range(3)}
+    assert len(names) == 3
+    assert all(wire.is_of(name, version, "a" * 64) for name in names)
+    assert not any(wire.is_of(name, version, "b" * 64) for name in names)
+    first = PolicyVersion(version=1, state=VersionState.CANDIDATE, path="x", step=1, created_at=0.0)
+    assert not any(wire.is_of(name, first, "a" * 64) for name in names)
 
 
 def test_scores_are_of_the_tokens_that_were_asked() -> None:
@@ -200,13 +203,15 @@ def test_scores_are_of_the_tokens_that_were_asked() -> None:
         wire.scores_of({"meta_info": {"input_token_logprobs": [[None, 7, None]]}}, (6, 7), 1)
 
 
-def test_adapters_are_those_with_our_names() -> None:
+def test_adapters_are_those_that_have_a_parent() -> None:
     cards = [
         {"id": "/models/base", "max_model_len": 512, "parent": None},
         {"id": "policy-v3", "parent": "/models/base", "max_model_len": None},
         {"id": "someone", "parent": "/models/base", "max_model_len": None},
     ]
-    assert wire.models_of({"data": cards}) == wire.Models(context_length=504, adapters=frozenset({3}))
+    assert wire.models_of({"data": cards}) == wire.Models(
+        context_length=504, adapters=frozenset({"policy-v3", "someone"})
+    )
     with pytest.raises(EngineError):
         wire.models_of({"data": []})
 

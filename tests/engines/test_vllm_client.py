@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,6 +22,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineOverloaded,
     EngineUnavailable,
     InvalidEngineRequest,
+    PromptRead,
     ScoreRequest,
     UnknownVersion,
 )
@@ -429,5 +431,34 @@ def test_scores_and_what_cannot_be_scored(tiny: Path) -> None:
                 with pytest.raises(InvalidEngineRequest) as caught:
                     await engine.score(bad)
                 assert caught.value.param == param
+
+    run(scenario)
+
+
+def test_whoever_asks_for_a_whole_model_that_was_replaced_is_told_who_answers(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(whole(tmp_path, 4))
+            asked = request(version=0)
+            events = [event async for event in engine.chat(asked)]
+            assert isinstance(events[0], PromptRead)
+            assert events[0].version == 4
+            seen = len(fake.asked)
+            with pytest.raises(UnknownVersion):
+                await answer(engine, dataclasses.replace(asked, pinned=True))
+            assert len(fake.asked) == seen, "who named a version gets no other"
+            named = [event async for event in engine.chat(dataclasses.replace(asked, version=4, pinned=True))]
+            assert isinstance(named[0], PromptRead)
+            assert named[0].version is None
+
+    run(scenario)
+
+
+def test_a_vllm_that_was_left_paused_goes_on(tiny: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(paused=True)
+        async with engine_for(fake, tiny):
+            assert not fake.paused
 
     run(scenario)

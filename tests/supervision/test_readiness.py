@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from openclaw_rl.supervision.readiness import ReadinessProbe, silent_loops
+from openclaw_rl.config import Config
+from openclaw_rl.supervision.readiness import AFTER_ENGINE_S, ReadinessProbe, ready_within_s, silent_loops
 from openclaw_rl.types import LoopName
 from tests.supervision.waiting import eventually
 
@@ -78,3 +79,16 @@ def test_the_word_of_an_earlier_deployment_does_not_count() -> None:
 @pytest.mark.parametrize("body", [{}, {"loops": None}, {"loops": {}}])
 def test_a_body_without_loops_misses_all(body: dict[str, Any]) -> None:
     assert set(silent_loops(body, 60.0)) == set(LoopName) - {LoopName.DRIVER}
+
+
+@pytest.mark.parametrize(
+    ("engine", "within_s"),
+    [
+        ({}, 180.0),
+        ({"kind": "sglang", "sglang": {"start_timeout_s": 500}}, 500 + AFTER_ENGINE_S),
+        ({"kind": "vllm", "vllm": {"start_timeout_s": 20}}, 180.0),
+        ({"kind": "vllm", "urls": ["http://127.0.0.1:1"]}, 180.0),  # it runs already
+    ],
+)
+def test_a_server_that_is_started_has_its_own_time_to_start(engine: dict[str, Any], within_s: float) -> None:
+    assert ready_within_s(Config.model_validate({"engine": engine})) == within_s

@@ -13,6 +13,7 @@ from types import TracebackType
 from openclaw_rl.config import Config
 from openclaw_rl.config_render import write_private_json
 from openclaw_rl.supervision.children import rotate_log
+from openclaw_rl.supervision.readiness import ready_within_s
 from openclaw_rl.supervision.state import Phase, SupervisorState, read_state
 from openclaw_rl.types import LoopName
 
@@ -76,7 +77,7 @@ class Deployment:
         Raises:
             DeploymentError: with the supervisor's last words, if it ended or took too long.
         """
-        limit = self.config.supervisor.ready_timeout_s + GRACE_S if timeout_s is None else timeout_s
+        limit = ready_within_s(self.config) + GRACE_S if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
         while time.monotonic() < deadline:
             state = self._own_state()

@@ -16,10 +16,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from openclaw_rl.config import Config
 from openclaw_rl.types import LoopName
 
 POLL_INTERVAL_S = 0.2
 REQUEST_TIMEOUT_S = 2.0
+AFTER_ENGINE_S = 60.0
+"""What the other loops may take once an engine of another program is there."""
+
+
+def ready_within_s(config: Config) -> float:
+    """How long a deployment may take until it is ready: `supervisor.ready_timeout_s`, or as long as its engine may.
+
+    A server of another program that is started here has a deadline of its own, to load its model.
+    """
+    engine, limit = config.engine, config.supervisor.ready_timeout_s
+    starts = {"vllm": engine.vllm.start_timeout_s, "sglang": engine.sglang.start_timeout_s}
+    if engine.urls or engine.kind not in starts:
+        return limit
+    return max(limit, starts[engine.kind] + AFTER_ENGINE_S)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,7 +33,7 @@ from openclaw_rl.supervision.children import (
 )
 from openclaw_rl.supervision.ports import base_url, resolve_ports
 from openclaw_rl.supervision.process import TIED_TO_PARENT, die_with_parent, stop_event
-from openclaw_rl.supervision.readiness import ReadinessProbe
+from openclaw_rl.supervision.readiness import ReadinessProbe, ready_within_s
 from openclaw_rl.supervision.state import (
     Phase,
     RunDirLock,
@@ -199,7 +199,7 @@ class Supervisor:
     def _mind(self, stop: threading.Event) -> None:
         probe = ReadinessProbe(self._gateway_url, since=self._started_at)
         probe.start()
-        deadline = time.monotonic() + self._config.supervisor.ready_timeout_s
+        deadline = time.monotonic() + ready_within_s(self._config)
         try:
             while not stop.wait(POLL_INTERVAL_S) and self._failure is None:
                 changed = self._reap_and_restart()
@@ -241,7 +241,7 @@ class Supervisor:
                 self._on_ready(f"{self._gateway_url}/v1")
             return True
         if time.monotonic() > deadline:
-            waited = self._config.supervisor.ready_timeout_s
+            waited = ready_within_s(self._config)
             self._exit_code = 1
             self._failure = f"not ready after {waited:.0f} s: {probe.last}; see the logs in {self._config.logs_dir}"
         return False

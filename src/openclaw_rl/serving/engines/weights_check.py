@@ -5,6 +5,7 @@ Whole (the manifest), finite, and of the base's shapes.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,6 +64,19 @@ def check_weights(path: Path, base: Path) -> Weights:
         odd = sorted(name for name in {*shapes, *base_shapes} if shapes.get(name) != base_shapes.get(name))
         raise _unusable(f"the model does not fit the base in {odd[0]}")
     return weights
+
+
+def identify(path: Path) -> tuple[Weights, str]:
+    """The weights at `path`, and the digest of their manifest, which no other weights have. Reads the manifest only.
+
+    Raises:
+        InvalidEngineRequest: there are none.
+    """
+    try:
+        weights = weights_of(path)
+        return weights, hashlib.sha256((_described(weights.directory) / MANIFEST).read_bytes()).hexdigest()
+    except (OSError, ValueError) as error:
+        raise _unusable(f"the version's files cannot be used: {error}") from error
 
 
 def _described(directory: Path) -> Path:

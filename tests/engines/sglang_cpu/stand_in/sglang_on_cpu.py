@@ -3,12 +3,14 @@
 - torchvision from PyPI is built for CUDA: without its library, its import names two operators that nobody defined.
 - SGLang's LoRA layers ask for pinned memory whatever the device, of which a CPU torch has none.
 
-Both wait until they are needed: a Python that serves nothing starts as fast as ever.
+Both wait until they are needed: a Python that serves nothing starts as fast as ever. And of SGLang's 250 models only
+those of `small_models` are imported, which is half of its start.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
@@ -61,3 +63,4 @@ def _pin_nothing() -> None:
 
 
 sys.meta_path.insert(0, _BeforeImport())
+os.environ.setdefault("SGLANG_EXTERNAL_MODEL_PACKAGE", "small_models")

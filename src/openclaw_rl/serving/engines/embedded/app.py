@@ -46,7 +46,7 @@ def create_app(engine: Engine) -> FastAPI:
     @app.post("/chat")
     async def chat(request: Request) -> Response:
         events = engine.chat(wire.chat_request_from_json(await _body(request)))
-        first = await anext(events)  # what is wrong with the request shows here, as a status of its own
+        first = await _first(request, events)  # what is wrong with it shows here, as a status of its own
         return StreamingResponse(_lines(first, events), media_type="application/x-ndjson")
 
     @app.post("/render")
@@ -76,6 +76,36 @@ def create_app(engine: Engine) -> FastAPI:
         return JSONResponse(wire.health_to_json(await engine.health()))
 
     return app
+
+
+async def _first(request: Request, events: AsyncIterator[ChatEvent]) -> ChatEvent:
+    """The first event, which may take long; a client that leaves before it ends the generation.
+
+    Raises:
+        EngineError: what is wrong with the request.
+        ClientDisconnect: nobody waits for it any more.
+    """
+    begun = asyncio.create_task(_next(events))
+    left = asyncio.create_task(_until_left(request))
+    try:
+        await asyncio.wait({begun, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not begun.done():
+            raise ClientDisconnect
+        return begun.result()
+    finally:
+        for task in (left, begun):
+            task.cancel()
+        await asyncio.gather(left, begun, return_exceptions=True)
+
+
+async def _next(events: AsyncIterator[ChatEvent]) -> ChatEvent:
+    return await anext(events)
+
+
+async def _until_left(request: Request) -> None:
+    """Its body has been read: what comes next is that the client is gone."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 async def _lines(first: ChatEvent, events: AsyncIterator[ChatEvent]) -> AsyncIterator[str]:

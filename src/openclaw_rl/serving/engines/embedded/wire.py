@@ -38,6 +38,7 @@ def chat_request_to_json(request: ChatRequest) -> Json:
         "tools": request.tools,
         "sampling": {name: getattr(request.sampling, name) for name in _SAMPLING},
         "version": request.version,
+        "pinned": request.pinned,
     }
 
 
@@ -56,6 +57,7 @@ def chat_request_from_json(body: Mapping[str, Any]) -> ChatRequest:
             tools=tuple(body.get("tools", ())),
             sampling=SamplingParams(**sampling),
             version=int(body["version"]),
+            pinned=bool(body.get("pinned", False)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidEngineRequest(f"not a chat request: {error}") from error
@@ -176,7 +178,7 @@ def event_from_json(body: Mapping[str, Any]) -> ChatEvent:
         raise error_from_json(body)
     try:
         if kind == "prompt_read":
-            return PromptRead(prompt_ids=tuple(body["prompt_ids"]))
+            return PromptRead(prompt_ids=tuple(body["prompt_ids"]), version=body.get("version"))
         if kind == "tokens_drawn":
             return _tokens_drawn([dict(body)])
         if kind == "finished":

@@ -22,6 +22,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineCapabilities,
     EngineError,
     EngineHealth,
+    EngineOverloaded,
     EngineUnavailable,
     InvalidEngineRequest,
     PromptRead,
@@ -32,7 +33,7 @@ from openclaw_rl.serving.engines.sglang import wire
 from openclaw_rl.serving.engines.sglang.capabilities import CAPABILITIES
 from openclaw_rl.serving.engines.sglang.replies import Reply
 from openclaw_rl.serving.engines.sglang.versions import SglangVersions
-from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
+from openclaw_rl.types import Message, PolicyVersion
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +55,12 @@ class SglangEngine:
         *,
         model: ModelSource,
         context_length: int,
+        max_requests: int,
         max_versions: int,
         request_timeout_s: float = 600.0,
         load_timeout_s: float = 120.0,
     ) -> None:
-        """`model` is the base, which the server must have loaded, too."""
+        """`model`: the base, which the server must have loaded, too. More than `max_requests` at once are refused."""
         address = urlsplit(url)
         if address.scheme != "http" or address.hostname is None or address.port is None:
             raise ValueError(f"SGLang is at http://HOST:PORT, not {url}")
@@ -70,6 +72,9 @@ class SglangEngine:
             self._ask, base=model, limit=max_versions, timeout_s=load_timeout_s, quick_s=_QUICK_S
         )
         self._aborting: set[asyncio.Task[None]] = set()
+        self._max_requests = max_requests
+        self._requests = 0
+        self._loads = (0, 0)
 
     @classmethod
     def from_config(cls, config: Config, url: str) -> SglangEngine:
@@ -78,7 +83,8 @@ class SglangEngine:
             url,
             model=ModelSource(config),
             context_length=config.engine.context_length,
-            max_versions=config.engine.max_versions,
+            max_requests=queue_length(config),
+            max_versions=slots(config),
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=config.engine.load_timeout_s,
         )
@@ -104,8 +110,8 @@ class SglangEngine:
         """
         model = await self._model.get()
         prompt = await asyncio.to_thread(model.renderer.render, request.messages, request.tools)
-        seen = await self._versions.serving(request.version)
-        adapter = BASE_VERSION if seen.replaced else request.version
+        served = await self._versions.serving(request.version, pinned=request.pinned)
+        seen = served.seen
         limits = wire.Limits(context_length=min(self._context, seen.context_length), kept_tokens=seen.kept_tokens)
         _check_room(prompt, limits.context_length)
         rid = uuid.uuid4().hex
@@ -116,38 +122,36 @@ class SglangEngine:
             limits=limits,
             end_tokens=sorted(model.end_tokens),
             vocabulary=model.vocabulary,
-            version=adapter,
-            salt=seen.salt,
+            adapter=served.adapter,
+            salt=served.salt,
         )
         reply = Reply(
             AnswerText(model.tokenizer, stop=request.sampling.stop, has_tools=bool(request.tools)),
-            version=adapter,
-            weights=seen.weights,
+            version=served.version,
+            weights=served.weights,
+            known=self._versions.known,
             end_tokens=model.end_tokens,
             truncated=request.sampling.truncated,
         )
-        with self._versions.using(request.version), self._aborted_unless_done(rid, reply):
-            async with aclosing(self._stream(prompt, body, reply, model.vocabulary)) as events:
+        read = PromptRead(prompt_ids=prompt, version=None if served.version == request.version else served.version)
+        with self._counted(), self._versions.using(served.version), self._aborted_unless_done(rid, reply):
+            async with aclosing(self._stream(read, body, reply, model.vocabulary)) as events:
                 async for event in events:
                     yield event
 
     async def _stream(
-        self, prompt: tuple[int, ...], body: Mapping[str, Any], reply: Reply, vocabulary: int
+        self, read: PromptRead, body: Mapping[str, Any], reply: Reply, vocabulary: int
     ) -> AsyncGenerator[ChatEvent, None]:
-        """The events of one answer; the first only once the server has accepted it."""
+        """The events of one answer; the first once the server has taken the request, which may wait there."""
         timeout_s = self._request_timeout_s
         try:
             async with self._connections.exchange(
                 "POST", "/generate", fast_json.dumps(body), timeout_s=timeout_s
             ) as answer:
                 await _check(answer)
-                begun = False
+                yield read
                 async for piece in _pieces(answer):
-                    events = reply.take(wire.chunk_of(piece, reply.seen, vocabulary))
-                    if not begun:
-                        begun = True
-                        yield PromptRead(prompt_ids=prompt)
-                    for event in events:
+                    for event in reply.take(wire.chunk_of(piece, reply.seen, vocabulary)):
                         yield event
                     if reply.done and not reply.server_done:
                         return
@@ -172,6 +176,17 @@ class SglangEngine:
                 self._aborting.add(task)
                 task.add_done_callback(self._aborting.discard)
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """SGLang would refuse in the middle of an answer; this is before it."""
+        if self._requests >= self._max_requests:
+            raise EngineOverloaded("the engine's queue is full")
+        self._requests += 1
+        try:
+            yield
+        finally:
+            self._requests -= 1
+
     async def _abort(self, rid: str) -> None:
         try:
             await self._ask("POST", "/abort_request", {"rid": rid}, _QUICK_S)
@@ -192,11 +207,11 @@ class SglangEngine:
             InvalidEngineRequest: the request does not fit, or asks for another temperature.
         """
         model = await self._model.get()
-        seen = await self._versions.serving(request.version)
-        _check_score(request, min(self._context, seen.context_length), model.vocabulary)
-        adapter = BASE_VERSION if seen.replaced else request.version
-        body = wire.score_body(request.ids, request.start, rid=uuid.uuid4().hex, version=adapter, salt=seen.salt)
-        with self._versions.using(request.version):
+        served = await self._versions.serving(request.version, pinned=True)
+        _check_score(request, min(self._context, served.seen.context_length), model.vocabulary)
+        rid = uuid.uuid4().hex
+        body = wire.score_body(request.ids, request.start, rid=rid, adapter=served.adapter, salt=served.salt)
+        with self._counted(), self._versions.using(served.version):
             answer = await self._ask("POST", "/generate", body, self._request_timeout_s)
         return ScoreResult(logprobs=wire.scores_of(answer, request.ids, request.start))
 
@@ -211,18 +226,21 @@ class SglangEngine:
         await self._versions.unload(version)
 
     async def health(self) -> EngineHealth:
-        """Whether it is ready, and what it has loaded.
+        """Whether it is ready, and what it has loaded. While weights are replaced it is not asked: as it was, it is.
 
         Raises:
             EngineUnavailable: it cannot be reached.
         """
-        seen = await self._versions.look()
-        active, queued = wire.load_of(await self._ask("GET", "/v1/loads?include=core", None, _QUICK_S))
-        self._versions.tidy()
+        seen = self._versions.seen
+        if seen is None or not self._versions.replacing:
+            seen = await self._versions.look()
+            self._loads = wire.load_of(await self._ask("GET", "/v1/loads?include=core", None, _QUICK_S))
+            self._versions.tidy()
+        active, queued = self._loads
         return EngineHealth(
             ready=True,
             instance_id=seen.instance_id,
-            loaded_versions=self._versions.loaded(seen),
+            loaded_versions=self._versions.answered(),
             active_requests=active,
             queued_requests=queued,
             context_length=min(self._context, seen.context_length),
@@ -248,6 +266,16 @@ class SglangEngine:
         except _HTTP_ERRORS as error:
             raise _unreachable(error) from error
         return _object(text) if text else {}
+
+
+def queue_length(config: Config) -> int:
+    """How many requests SGLang may have at once, running or waiting."""
+    return config.engine.max_parallel + config.serving.max_queue
+
+
+def slots(config: Config) -> int:
+    """How many adapters are kept: with one, the version in service and the next would drive each other out."""
+    return max(2, config.engine.max_versions)
 
 
 class ModelSource:

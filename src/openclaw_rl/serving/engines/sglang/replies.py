@@ -7,13 +7,13 @@ told at the end, when SGLang says which weights drew which.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from openclaw_rl.serving.engines.embedded.answer import AnswerText
 from openclaw_rl.serving.engines.protocol import ChatEvent, EngineError, Finished, TokensDrawn
-from openclaw_rl.serving.engines.sglang.wire import Chunk, version_of_weights, versions_of
+from openclaw_rl.serving.engines.sglang.wire import Chunk, versions_of
 from openclaw_rl.serving.engines.tool_parser import Parsed
-from openclaw_rl.types import BASE_VERSION, FinishReason
+from openclaw_rl.types import FinishReason
 
 Drawn = tuple[int, float | None, tuple[int, ...] | None]
 """A token, its log-probability, and the set that it was drawn from."""
@@ -23,17 +23,26 @@ NO_DISTRIBUTION_TOKENS = 2
 
 
 class Reply:
-    """Reads one answer. `version`: the LoRA version that draws it, 0 for the server's own weights, called `weights`.
+    """Reads one answer. `version` draws it: an adapter (`weights` None), or the server's own, called `weights`.
 
-    `truncated`: whether kept sets are expected.
+    `known`: the versions of weights by name, which grows while the answer comes. `truncated`: whether kept sets are
+    expected.
     """
 
     def __init__(
-        self, text: AnswerText, *, version: int, weights: str, end_tokens: Collection[int], truncated: bool
+        self,
+        text: AnswerText,
+        *,
+        version: int,
+        weights: str | None,
+        known: Mapping[str, int],
+        end_tokens: Collection[int],
+        truncated: bool,
     ) -> None:
         self._text = text
-        self._adapter = version
+        self._version = version
         self._weights = weights
+        self._known = known
         self._end_tokens = end_tokens
         self._truncated = truncated
         self._all: list[Drawn] = []
@@ -55,7 +64,7 @@ class Reply:
         """
         self.seen += len(chunk.ids)
         shown = self._feed(chunk)
-        if self._adapter == BASE_VERSION and chunk.weights != self._weights:
+        if self._weights is not None and chunk.weights != self._weights:
             self._certain = False
         if self._reason is None and chunk.reason is not None:
             self._reason = chunk.reason
@@ -101,11 +110,9 @@ class Reply:
         )
 
     def _versions(self, chunk: Chunk, count: int) -> tuple[int, ...]:
-        if self._adapter != BASE_VERSION:
-            return (self._adapter,) * count
         if self._certain:
-            return (version_of_weights(self._weights),) * count
-        return versions_of(chunk.spans, len(self._all))[self._told :] if count else ()
+            return (self._version,) * count
+        return versions_of(chunk.spans, len(self._all), self._known)[self._told :] if count else ()
 
     def _finished(self, chunk: Chunk) -> Finished:
         reason = self._reason or FinishReason.ABORT

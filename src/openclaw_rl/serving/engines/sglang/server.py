@@ -14,7 +14,7 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length, resolve_model
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
-from openclaw_rl.serving.engines.sglang.client import SglangEngine
+from openclaw_rl.serving.engines.sglang.client import SglangEngine, queue_length, slots
 from openclaw_rl.serving.engines.sglang.requirements import unmet
 from openclaw_rl.serving.engines.sglang.wire import RESERVED_TOKENS
 from openclaw_rl.store import Store
@@ -115,10 +115,10 @@ def launch(config: Config, port: int) -> ExternalServer:
         "--dtype": str(choose_dtype(model.dtype, device)).removeprefix("torch."),  # as the trainer computes
         "--context-length": str(context),
         "--max-running-requests": str(engine.max_parallel),
-        "--max-queued-requests": str(config.serving.max_queue),
+        "--max-queued-requests": str(queue_length(config)),  # whoever is too many is refused here
         "--chunked-prefill-size": str(engine.prefill_chunk_tokens),
         "--max-lora-rank": str(lora.rank),
-        "--max-loras-per-batch": str(engine.max_versions + 1),
+        "--max-loras-per-batch": str(slots(config) + 1),  # the base takes one
         "--sampling-mask-max-tokens": str(engine.sglang.kept_tokens),
         "--log-level": "warning",
     }

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from openclaw_rl.serving.engines.protocol import (
     InvalidEngineRequest,
     UnknownVersion,
 )
-from openclaw_rl.types import BASE_VERSION, FinishReason, PolicyVersion, SamplingParams
+from openclaw_rl.types import FinishReason, PolicyVersion, SamplingParams
 
 Json = dict[str, Any]
 
@@ -35,8 +34,8 @@ RESERVED_TOKENS = 8
 """Of its context SGLang keeps a few tokens to itself: a prompt is at least seven shorter, and with its answer two."""
 UNTOUCHED = "default"
 """What SGLang calls the weights that it was started with."""
-_WEIGHTS = re.compile(r"(base|policy-v([1-9]\d*))\.[0-9a-f]+")
-_ADAPTER = re.compile(r"policy-v([1-9]\d*)")
+_DIGITS = 12
+"""Of a digest in a name."""
 _SERVICE_UNAVAILABLE = 503
 _ALIKE = 4e-6
 """How near to that of a uniform distribution a log-probability is taken for it: a few steps of fp32 at its size."""
@@ -45,28 +44,22 @@ _ALIKE = 4e-6
 # --- names -------------------------------------------------------------------------------------------------
 
 
-def adapter_name(version: int) -> str:
-    """The name under which a LoRA version is loaded; never used for another."""
-    return f"policy-v{version}"
+def adapter_name(version: PolicyVersion, digest: str) -> str:
+    """What SGLang is told to call a LoRA version: by its number and what it holds, so never another's name.
 
-
-def weights_name(version: PolicyVersion) -> str:
-    """A name for whole weights, new at each loading: what was cached under an earlier one is not found again."""
-    return f"{version.name}.{secrets.token_hex(4)}"
-
-
-def version_of_weights(name: str) -> int:
-    """The policy version that SGLang's `weight_version` stands for.
-
-    Raises:
-        EngineError: the weights have a name that we did not give.
+    `digest` is of its manifest. Of two deployments on one server each has a version 1.
     """
-    if name == UNTOUCHED:
-        return BASE_VERSION
-    found = _WEIGHTS.fullmatch(name)
-    if found is None:
-        raise EngineError(f"SGLang serves weights that somebody else loaded: {name[:80]!r}")
-    return int(found.group(2) or BASE_VERSION)
+    return f"{version.name}-{digest[:_DIGITS]}"
+
+
+def weights_name(version: PolicyVersion, digest: str) -> str:
+    """A name for whole weights, new at each loading: what was cached under an earlier one is not found again."""
+    return f"{adapter_name(version, digest)}.{secrets.token_hex(4)}"
+
+
+def is_of(name: str, version: PolicyVersion, digest: str) -> bool:
+    """Whether weights called `name` are those of `version`, whoever loaded them."""
+    return name.startswith(adapter_name(version, digest) + ".")
 
 
 # --- what is asked -----------------------------------------------------------------------------------------
@@ -88,12 +81,13 @@ def generate_body(
     limits: Limits,
     end_tokens: Sequence[int],
     vocabulary: int,
-    version: int,
+    adapter: str | None,
     salt: str | None,
 ) -> Json:
     """The body of POST /generate for one streamed answer.
 
-    `version`: the LoRA version, 0 for the server's own weights. `salt`: prefixes are shared only within one.
+    `adapter`: the name of the LoRA version, None for the server's own weights. `salt`: prefixes are shared only
+    within one.
     """
     top_k, kept = _top_k(sampling, limits.kept_tokens, vocabulary)
     body: Json = {
@@ -113,7 +107,7 @@ def generate_body(
     }
     if kept:
         body["return_sampling_mask"] = True
-    return body | _identity(version, salt)
+    return body | _identity(adapter, salt)
 
 
 def _top_k(sampling: SamplingParams, kept_tokens: int, vocabulary: int) -> tuple[int, bool]:
@@ -131,7 +125,7 @@ def _top_k(sampling: SamplingParams, kept_tokens: int, vocabulary: int) -> tuple
     return wanted or bound, True
 
 
-def score_body(ids: Sequence[int], start: int, *, rid: str, version: int, salt: str | None) -> Json:
+def score_body(ids: Sequence[int], start: int, *, rid: str, adapter: str | None, salt: str | None) -> Json:
     """The body of POST /generate that draws nothing and scores `ids` from `start` on."""
     body: Json = {
         "rid": rid,
@@ -141,13 +135,13 @@ def score_body(ids: Sequence[int], start: int, *, rid: str, version: int, salt: 
         "logprob_start_len": start - 1,
         "sampling_params": {"max_new_tokens": 0, "temperature": 0.0},
     }
-    return body | _identity(version, salt)
+    return body | _identity(adapter, salt)
 
 
-def _identity(version: int, salt: str | None) -> Json:
+def _identity(adapter: str | None, salt: str | None) -> Json:
     """Whose weights answer, and with whom computed prefixes are shared."""
-    adapter = {} if version == BASE_VERSION else {"lora_path": adapter_name(version)}
-    return adapter | ({} if salt is None else {"extra_key": salt})
+    named = {} if adapter is None else {"lora_path": adapter}
+    return named | ({} if salt is None else {"extra_key": salt})
 
 
 # --- what is answered --------------------------------------------------------------------------------------
@@ -252,17 +246,19 @@ def _finish_reason(reason: Any) -> FinishReason | None:
     return FinishReason.LENGTH if kind == "length" else FinishReason.STOP
 
 
-def versions_of(spans: Sequence[Span], count: int) -> tuple[int, ...]:
-    """The policy version that drew each of `count` tokens.
+def versions_of(spans: Sequence[Span], count: int, known: Mapping[str, int]) -> tuple[int, ...]:
+    """The policy version that drew each of `count` tokens; `known` has those of the names of weights.
 
     Raises:
-        EngineError: the spans do not cover them, each once.
+        EngineError: the spans do not cover them, each once; or the weights have a name that we did not give.
     """
     versions: list[int] = []
     for span in spans:
         if span.start != len(versions) or span.end < span.start:
             raise EngineError("SGLang's spans of weight versions do not follow one another")
-        versions += [version_of_weights(span.name)] * (span.end - span.start)
+        if span.name not in known:
+            raise EngineError(f"SGLang serves weights that somebody else loaded: {span.name[:80]!r}")
+        versions += [known[span.name]] * (span.end - span.start)
     if len(versions) < count:
         raise EngineError(f"SGLang tells the weights of {len(versions)} tokens out of {count}")
     return tuple(versions[:count])
@@ -293,13 +289,10 @@ def scores_of(body: Mapping[str, Any], ids: Sequence[int], start: int) -> tuple[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Models:
-    """What /v1/models lists: the tokens that prompt and answer may have together, and the LoRA versions by number.
-
-    Names of others are left out.
-    """
+    """What /v1/models lists: the tokens that prompt and answer may have together, and the names of the adapters."""
 
     context_length: int
-    adapters: frozenset[int]
+    adapters: frozenset[str]
 
 
 def models_of(body: Mapping[str, Any]) -> Models:
@@ -310,10 +303,9 @@ def models_of(body: Mapping[str, Any]) -> Models:
     """
     try:
         cards = body["data"]
-        named = [_ADAPTER.fullmatch(card["id"]) for card in cards if card.get("parent")]
         return Models(
             context_length=int(cards[0]["max_model_len"]) - RESERVED_TOKENS,
-            adapters=frozenset(int(found.group(1)) for found in named if found is not None),
+            adapters=frozenset(str(card["id"]) for card in cards if card.get("parent")),
         )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise EngineError(f"SGLang's list of models cannot be read: {error}") from error

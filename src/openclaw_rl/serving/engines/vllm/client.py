@@ -26,6 +26,7 @@ from openclaw_rl.serving.engines.protocol import (
     PromptRead,
     ScoreRequest,
     ScoreResult,
+    UnknownVersion,
 )
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.serving.engines.vllm import wire
@@ -103,6 +104,8 @@ class VllmEngine:
                 break
             except EngineError:
                 await asyncio.sleep(0.2)
+        with contextlib.suppress(UnknownVersion):  # without its routes for developers nobody can have paused it
+            await self._api.resume()  # whoever spoke for it before us may have been killed in the middle
         self._found = await check_server(self._api, attached=bool(self._config.engine.urls))
         check_fit(self._found, self._config, context=self._context, model=self._model)
         self._versions = self._none_loaded()
@@ -136,6 +139,7 @@ class VllmEngine:
         answer = wire.AnswerEvents(text, prompt=prompt, truncated=sampling.truncated)
         await self._clean.wait()
         with self._counted(), self._serving(request.version) as served:
+            self._drawer(request, served)
             body = wire.generate_body(
                 prompt,
                 sampling,
@@ -146,7 +150,7 @@ class VllmEngine:
             async with contextlib.aclosing(self._api.generate(body)) as chunks:
                 async for chunk in chunks:
                     if chunk is None:
-                        yield PromptRead(prompt_ids=prompt)
+                        yield PromptRead(prompt_ids=prompt, version=self._drawer(request, served))
                         continue
                     for event in answer.take(chunk, version=self._draws(served.version), label=self._label()):
                         yield event
@@ -226,6 +230,19 @@ class VllmEngine:
         if self._versions.model_version is None:
             raise EngineError("vLLM holds weights of no known version")
         return self._versions.model_version
+
+    def _drawer(self, request: ChatRequest, served: Served) -> int | None:
+        """The version that draws now, where it is not the one asked for: of a whole model, the one after it.
+
+        Raises:
+            UnknownVersion: no other may.
+        """
+        draws = self._draws(served.version)
+        if draws == request.version:
+            return None
+        if request.pinned:
+            raise UnknownVersion(f"policy version {request.version} is not loaded", param="model")
+        return draws
 
     def _label(self) -> str:
         return self._versions.model_label

@@ -1,0 +1,5 @@
+"""SGLang's own."""
+
+from sglang.srt.models.llama import LlamaForCausalLM
+
+EntryClass = LlamaForCausalLM
