@@ -106,7 +106,7 @@ class EngineHarness:
         self._plain: dict[str | None, Any] = {}
 
     def repeatable(self, seed: int) -> dict[str, Any]:
-        """How to draw so that an answer is as long as the last time: by a seed, or greedily where seeds mean nothing."""
+        """How to draw so that an answer is as long as the last time: by a seed, else greedily."""
         return {"temperature": 1.0, "seed": seed} if self.honours_seeds else {"temperature": 0.0}
 
     # --- the process -----------------------------------------------------------------------------------------
