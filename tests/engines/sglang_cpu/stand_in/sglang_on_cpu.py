@@ -4,7 +4,7 @@
 - SGLang's LoRA layers ask for pinned memory whatever the device, of which a CPU torch has none.
 
 Both wait until they are needed: a Python that serves nothing starts as fast as ever. And of SGLang's 250 models only
-those of `small_models` are imported, which is half of its start.
+those of `small_models` are imported.
 """
 
 from __future__ import annotations
