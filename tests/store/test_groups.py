@@ -23,7 +23,13 @@ def to_samples(store: Store, *names: str) -> None:
         store.turns.record_request(request, client_session_id=f"named-{name}")
         if group != "-":
             store.rollouts.begin(
-                f"named-{name}", group_id=group, task_id=group, number=int(number), attempt=1, judged=True
+                f"named-{name}",
+                key_id=request.key_id,
+                group_id=group,
+                task_id=group,
+                number=int(number),
+                attempt=1,
+                judged=True,
             )
             store.rollouts.end(f"named-{name}", turn_ids=[name], reward=1.0)
         turn = make_turn(request=request)
