@@ -20,7 +20,7 @@ from rich.table import Table
 from openclaw_rl.cli_store import store_of
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
-from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, weights_of
+from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, verify_manifest, weights_of
 from openclaw_rl.supervision.state import child_config_path
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, StepRecord, VersionState
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OK = 0
 MODULES_SHOWN = 8
-_NAME = re.compile(r"(?:policy-)?v?(\d+)|(base)")
+_NAME = re.compile(r"(?:policy-)?v?(\d{1,9})|(base)")
 
 
 class AddCommand(Protocol):
@@ -300,7 +300,10 @@ def _servable(store: Store, name: str, user: str | None) -> PolicyVersion:
         raise ConfigError(f"{version.name} was rejected ({version.reason}) and never serves")
     if version.state is VersionState.CANDIDATE:
         raise ConfigError(f"{version.name} is not in service yet: wait for it")
-    _files(version)
+    files = _files(version)
+    if files is not None:
+        with _sound_files():
+            verify_manifest(files)
     return version
 
 

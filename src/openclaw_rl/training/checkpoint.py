@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import uuid
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ def save_checkpoint(trainer: Trainer, root: Path) -> Path:
     root.mkdir(parents=True, exist_ok=True)
     for leftover in (temporary, final):
         if leftover.exists():
-            shutil.rmtree(leftover)
+            _remove(leftover)
     temporary.mkdir()
     weights = temporary / DIRECTORIES[state.kind]
     trainer.learned.save(weights)
@@ -123,7 +124,7 @@ def discard_uncommitted(root: Path, last_step: int, known: Callable[[Sequence[st
         )
     removed = [*(path for path in found if path.name.startswith(_TEMPORARY)), *ahead]
     for path in removed:
-        shutil.rmtree(path)
+        _remove(path)
     return [path.name for path in removed]
 
 
@@ -142,9 +143,16 @@ def prune_checkpoints(root: Path, *, keep: int, in_use: Collection[int]) -> list
     removed = []
     for step, path in found[: -max(keep, 1)]:
         if step not in in_use:
-            shutil.rmtree(path)
+            _remove(path)
             removed.append(path.name)
     return removed
+
+
+def _remove(path: Path) -> None:
+    """Remove a directory here. What is half removed must not look like a checkpoint: it is renamed first."""
+    leaving = path.with_name(f"{_TEMPORARY}removed-{uuid.uuid4().hex}")
+    os.rename(path, leaving)
+    shutil.rmtree(leaving)
 
 
 def _directories(root: Path) -> list[Path]:

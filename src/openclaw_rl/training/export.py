@@ -101,6 +101,7 @@ def merge_to_gguf(model: ModelConfig, adapter: Path | None, target: Path, *, bas
         raise ConfigError(f"the base's GGUF holds other tensors than the model ({odd}, ...): it is of another model")
     if target.exists():
         raise ConfigError(f"{target} is there already")
+    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".writing-{target.name}")
     try:
         _write_gguf(temporary, source, tensors)
