@@ -86,7 +86,8 @@ def worst_difference(compared: Sequence[tuple[Case, Task, Tensor]], threads: int
         try:
             worst = max(worst, gradient_difference(gradient, task, threads))
         except (TimeoutError, EOFError) as error:
-            return {"gradient_difference": None, "gradient_missing": f"{NAMES[case]}: {str(error) or 'its process died'}"}
+            why = str(error) or "its process died"
+            return {"gradient_difference": None, "gradient_missing": f"{NAMES[case]}: {why}"}
     return {"gradient_difference": float(f"{worst:.2e}")}
 
 
