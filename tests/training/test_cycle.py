@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from openclaw_rl.config import Config, RolloutConfig, TeacherConfig
+from openclaw_rl.config import Config, LoraConfig, RolloutConfig, TeacherConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import verify_manifest
 from openclaw_rl.store import Store
@@ -532,3 +532,13 @@ def test_the_checkpoint_of_a_frozen_teacher_is_never_pruned(tmp_path: Path, stor
     config = make_config(tmp_path, keep_checkpoints=1, teacher=frozen)
     work_off(make_loop(config, store))
     assert {path.name for path in config.checkpoints_dir.iterdir()} == {"step-000001", "step-000004"}
+
+
+def test_a_run_does_not_go_on_at_another_scale(tmp_path: Path, store: Store) -> None:
+    """The same numbers times another alpha are a policy that nobody trained, and that no answer was drawn from."""
+    fill(store, 2)
+    work_off(make_loop(make_config(tmp_path), store))
+    other = make_config(tmp_path, lora=LoraConfig(rank=4, alpha=80.0))
+    with pytest.raises(ConfigError, match=r"goes on from .*step-000001: .*training\.lora\.alpha = 8, not 80"):
+        make_loop(other, store).resume()
+    make_loop(make_config(tmp_path), store).resume()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from openclaw_rl.config import Config
-from openclaw_rl.policy_files import weights_of
+from openclaw_rl.policy_files import WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
@@ -31,7 +31,7 @@ from openclaw_rl.training.due import next_owner
 from openclaw_rl.training.evaluation import evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.metric_log import metric_files
-from openclaw_rl.training.origin import begin
+from openclaw_rl.training.origin import begin, check_adapter
 from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
 from openclaw_rl.training.publish import (
     PUBLISH,
@@ -268,6 +268,8 @@ class TrainingLoop:
         intact = newest_intact([step for step in steps if step.version <= basis and step.version not in rejected])
         if intact.damaged:
             fall_back(self._store, intact, owner)
+        if intact.checkpoint is not None and intact.state is not None and intact.state.kind is WeightsKind.LORA:
+            check_adapter(intact.checkpoint, self._trainer, said_by=f"this run goes on from {intact.checkpoint}")
         state = self._trainer.fresh() if intact.state is None else intact.state
         return Kept(version=intact.version, state=state)
 

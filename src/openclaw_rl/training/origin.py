@@ -67,18 +67,26 @@ def _fitting(source: Path, trainer: Trainer) -> TrainerState:
         state = load_checkpoint(source)
     except CorruptPolicy as error:
         raise ConfigError(f"{OPTION}: {source} is no whole checkpoint: {error}") from error
-    if state.kind is WeightsKind.LORA and trainer.config.use_lora:
-        _check_adapter(source, trainer)
+    if state.kind is WeightsKind.LORA:
+        check_adapter(source, trainer, said_by=OPTION)
     return state
 
 
-def _check_adapter(source: Path, trainer: Trainer) -> None:
-    """That an adapter's scale and base are this run's."""
+def check_adapter(source: Path, trainer: Trainer, *, said_by: str) -> None:
+    """That the scale and the base of the adapter in checkpoint `source` are this run's; `said_by` begins the message.
+
+    With another alpha the same numbers are another policy: one that nobody trained, and that no answer is drawn from.
+
+    Raises:
+        ConfigError: its scale is another one.
+    """
+    if not trainer.config.use_lora:
+        return  # refused where it is restored, as are other shapes
     theirs = json.loads((source / ADAPTER_DIR / "adapter_config.json").read_text(encoding="utf-8"))
     alpha = trainer.config.lora.alpha
     if theirs["lora_alpha"] != alpha:
         raise ConfigError(
-            f"{OPTION}: it was trained with training.lora.alpha = {theirs['lora_alpha']:g}, not {alpha:g}"
+            f"{said_by}: it was trained with training.lora.alpha = {theirs['lora_alpha']:g}, not {alpha:g}"
         )
     own_base = trainer.model.peft_config["default"].base_model_name_or_path
     if theirs["base_model_name_or_path"] != own_base:

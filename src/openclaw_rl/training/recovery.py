@@ -35,11 +35,13 @@ class NoIntactCheckpoint(ConfigError):
 class Intact:
     """The newest whole checkpoint: its version, its state (None: nothing was trained yet), and what is newer.
 
-    `damaged` are the versions of newer checkpoints, which are not what was written, with the reason.
+    `checkpoint` is its directory, None without a state. `damaged` are the versions of newer checkpoints, which are
+    not what was written, with the reason.
     """
 
     version: int
     state: TrainerState | None
+    checkpoint: Path | None
     damaged: Sequence[tuple[int, str]]
 
 
@@ -56,13 +58,13 @@ def newest_intact(steps: Sequence[StepRecord]) -> Intact:
         except CorruptPolicy as error:
             damaged.append((step.version, str(error)))
         else:
-            return Intact(version=step.version, state=state, damaged=damaged)
+            return Intact(version=step.version, state=state, checkpoint=Path(step.checkpoint), damaged=damaged)
     if damaged:
         raise NoIntactCheckpoint(
             f"none of the {len(damaged)} checkpoints of this run can be read (the last: {damaged[0][1]}): put "
             "checkpoints/ back as it was, or begin anew with another --run-dir"
         )
-    return Intact(version=BASE_VERSION, state=None, damaged=())
+    return Intact(version=BASE_VERSION, state=None, checkpoint=None, damaged=())
 
 
 def fall_back(store: Store, intact: Intact, owner: str = "") -> None:
