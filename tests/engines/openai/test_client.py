@@ -238,6 +238,20 @@ def test_one_answer_that_went_another_way_changes_nothing_three_in_a_row_do() ->
         assert using(upstream.url, work) == [True, True, True, True, True, True, False, True]
 
 
+def test_a_connection_that_was_closed_before_a_word_came_is_no_failure_the_first_time() -> None:
+    with listening(EXACT, Reply(mute=True), EXACT, Reply(mute=True)) as upstream:
+
+        async def work(engine: OpenAIEngine) -> None:
+            assert (await ask(engine, request(temperature=1.0))).text == "Good day."
+            assert (await ask(engine, request(temperature=1.0))).text == "Good day."
+            assert len(upstream.asked) == 3
+            with pytest.raises(EngineUnavailable, match="was lost"):
+                await ask(engine, request(temperature=1.0))
+
+        using(upstream.url, work)
+    assert len(upstream.asked) == 5
+
+
 def test_an_upstream_that_loads_none_says_so() -> None:
     with listening() as upstream, pytest.raises(InvalidEngineRequest, match="loads no versions"):
         using(upstream.url, lambda engine: engine.load_version(VERSION))

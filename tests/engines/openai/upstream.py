@@ -14,7 +14,10 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """One answer. `events`: a stream, each after `pause_s`; `cut`: the connection ends in mid-stream."""
+    """One answer. `events`: a stream, each after `pause_s`; `cut`: the connection ends in mid-stream.
+
+    `mute`: it ends without a word.
+    """
 
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
@@ -23,6 +26,7 @@ class Reply:
     pause_s: float = 0.0
     before_s: float = 0.0
     cut: bool = False
+    mute: bool = False
 
 
 @dataclass
@@ -84,6 +88,9 @@ def listening(*replies: Reply, **more: Any) -> Iterator[Upstream]:
 
         def _answer(self, reply: Reply) -> None:
             time.sleep(reply.before_s)
+            if reply.mute:
+                self.close_connection = True
+                return
             self.send_response(reply.status)
             for name, value in reply.headers:
                 self.send_header(name, value)

@@ -51,6 +51,7 @@ DOUBTED = 3
 """So many answers in a row without ids, or without log-probabilities, and the upstream counts as one that has none.
 A proxy may send a single one another way."""
 _MAY_BE_EASED = frozenset({400, 422})
+_CLOSED_MEANWHILE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 _NO_LIST = frozenset({404, 405})
 """What an upstream without a list of models answers; it is there all the same."""
 
@@ -152,9 +153,23 @@ class OpenAIEngine:
         finally:
             self._users[request.version] -= 1
 
-    def _stream(self, body: bytes) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
+    @contextlib.asynccontextmanager
+    async def _stream(self, body: bytes) -> AsyncIterator[httpx.Response]:
+        """Ask once; and once more where the connection went before a word came back.
+
+        A server may close a kept connection in the moment that a request is put on it. An answer has no effect
+        upstream but its cost, so it may be asked for again.
+        """
         headers = {"content-type": "application/json"}
-        return self._client.stream("POST", "chat/completions", content=body, headers=headers)
+        request = self._client.build_request("POST", "chat/completions", content=body, headers=headers)
+        try:
+            response = await self._client.send(request, stream=True)
+        except _CLOSED_MEANWHILE:
+            response = await self._client.send(request, stream=True)
+        try:
+            yield response
+        finally:
+            await response.aclose()
 
     async def _read(self, response: httpx.Response, request: ChatRequest) -> AsyncIterator[ChatEvent]:
         reader = AnswerReader(version=request.version, with_logprobs=self._exact(request.sampling))
