@@ -38,7 +38,7 @@ def situation(
 ) -> Situation:
     config = SimpleNamespace(
         training=SimpleNamespace(enabled=trains, use_lora=lora),
-        judge=SimpleNamespace(kind="verdict_logits" if verdicts else "llm"),
+        judge=SimpleNamespace(kind="verdict_logits" if verdicts else "llm", base_url=None),
         engine=SimpleNamespace(context_length=100),
         policies=SimpleNamespace(owned=owned),
     )
@@ -53,6 +53,7 @@ def test_what_is_missing_is_what_is_needed_and_not_there_in_every_combination() 
         needed = {"token_ids": trains, "logprobs": trains, "score": verdicts, "tools": False}
         needed["lora_versions"] = (trains and lora) or in_service is WeightsKind.LORA or owned
         needed["full_weights"] = (trains and not lora) or in_service is WeightsKind.FULL
+        needed["base_beside"] = needed["full_weights"]  # both judges here ask the base
         there = situation(trains, lora, verdicts, in_service, owned)
         for flags, length in offers:
             had = dict(zip(NAMES, flags, strict=True))
@@ -60,6 +61,34 @@ def test_what_is_missing_is_what_is_needed_and_not_there_in_every_combination() 
             missing = {row.feature.name.lower() for row in unmet(there, offered)}
             expected = {name for name in NAMES if needed[name] and not had[name]}
             assert missing == expected | ({"context_length"} if length == 99 else set())
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+@pytest.mark.parametrize(
+    ("judge", "refused"),
+    [
+        ({"kind": "verdict_logits"}, True),
+        ({"kind": "llm"}, True),
+        ({"kind": "llm", "base_url": "http://judge.example/v1"}, False),
+        ({"kind": "classifier"}, False),
+    ],
+)
+def test_a_judge_that_asks_the_base_is_refused_where_whole_models_replace_it(
+    kind: str, judge: dict[str, Any], refused: bool, tmp_path: Path
+) -> None:
+    config = Config.model_validate(
+        {
+            "run_dir": str(tmp_path),
+            "engine": {"kind": kind},
+            "judge": judge,
+            "training": {"use_lora": False, "lr": 1e-5},
+        }
+    )
+    if refused:
+        with pytest.raises(ConfigError, match="needs the base beside a whole model"):
+            check_engine(config, print)
+    else:
+        check_engine(config, print)
 
 
 def test_every_feature_has_a_row_and_says_where_it_is_found() -> None:
@@ -146,11 +175,8 @@ def test_a_server_is_held_to_what_its_kind_can_do(tmp_path: Path, kind: str, url
     config = Config.model_validate({"run_dir": tmp_path, "engine": engine, "judge": {"kind": "verdict_logits"}})
     assert adapter(config, None).capabilities == SPOKEN_FOR[kind] == connect(config).capabilities
     check_engine(config, lambda _: pytest.fail("nothing takes time"))
-    whole = config.model_copy(update={"training": config.training.model_copy(update={"use_lora": False})})
-    if SPOKEN_FOR[kind].full_weights:
-        check_engine(whole, lambda _: None)
-    else:
-        assert f"engine.kind = {kind} has not that" in refusal(whole)
+    whole = Config.model_validate({"run_dir": tmp_path, "engine": engine, "training": {"use_lora": False}})
+    check_engine(whole, lambda _: pytest.fail("nothing takes time"))
 
 
 def test_our_own_engine_needs_nothing_asked(tmp_path: Path) -> None:

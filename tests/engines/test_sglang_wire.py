@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from openclaw_rl.serving.engines.protocol import (
     UnknownVersion,
 )
 from openclaw_rl.serving.engines.sglang import wire
-from openclaw_rl.serving.engines.sglang.requirements import unmet
+from openclaw_rl.serving.engines.sglang.requirements import another_model, unmet
 from openclaw_rl.types import FinishReason, PolicyVersion, SamplingParams, VersionState
 
 VOCABULARY = 1000
@@ -271,7 +272,22 @@ def test_what_a_server_lacks_is_named(changed: dict[str, Any], named: str) -> No
     assert named in sentence
 
 
-def test_who_does_not_train_needs_no_adapters() -> None:
-    config = Config.model_validate({"training": {"enabled": False}})
+@pytest.mark.parametrize("training", [{"enabled": False}, {"use_lora": False, "lr": 1e-5}])
+def test_who_does_not_train_adapters_needs_none(training: dict[str, Any]) -> None:
+    config = Config.model_validate({"training": training})
     assert unmet({**FIT, "enable_lora": False}, config) == []
     assert unmet({**FIT, "version": "0.6.0.post1", "lora_target_modules": ["all"]}, Config()) == []
+
+
+def test_a_shorter_context_than_is_asked_for_is_named() -> None:
+    config = Config()
+    (sentence,) = unmet({**FIT, "context_length": config.engine.context_length - 1}, config)
+    assert "--context-length" in sentence
+    assert unmet({**FIT, "context_length": config.engine.context_length}, config) == []
+
+
+def test_another_model_than_the_trainers_is_seen_by_its_name(tmp_path: Path) -> None:
+    assert another_model({"model_path": "smollm2"}, "smollm2", tmp_path) is None
+    assert another_model({"model_path": str(tmp_path / "." / "")}, "smollm2", tmp_path) is None
+    assert another_model({}, "smollm2", tmp_path) is None
+    assert another_model({"model_path": "Qwen/Qwen3-4B"}, "smollm2", tmp_path) == "Qwen/Qwen3-4B"

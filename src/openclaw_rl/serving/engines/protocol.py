@@ -68,6 +68,8 @@ class EngineCapabilities:
     tools: bool
     full_weights: bool = False
     """Whether a version may be a whole model (`policy_files.weights_of`), not only an adapter."""
+    base_beside: bool = True
+    """Whether the base can still be asked while a whole model is in service. Not where models replace each other."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ class Feature(StrEnum):
     LOGPROBS = "the log-probabilities of the tokens"
     LORA_VERSIONS = "loading adapters while it serves"
     FULL_WEIGHTS = "loading whole models while it serves"
+    BASE_BESIDE = "the base beside a whole model"
     SCORE = "scoring given tokens"
     CONTEXT_LENGTH = "so long a context"
 
@@ -57,6 +58,11 @@ class Situation:
     def trains_adapters(self) -> bool:
         """Whether they will be adapters."""
         return self.trains and self.config.training.use_lora
+
+    @property
+    def serves_whole_models(self) -> bool:
+        """Whether a whole model is in service, or will be."""
+        return self.in_service is WeightsKind.FULL or (self.trains and not self.trains_adapters)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +116,22 @@ REQUIREMENTS: tuple[Requirement, ...] = (
         change="choose another judge.kind: classifier needs no engine",
     ),
     Requirement(
+        setting="judge.kind = verdict_logits with training.use_lora = false",
+        feature=Feature.BASE_BESIDE,
+        needed=lambda situation: situation.serves_whole_models and situation.config.judge.kind == "verdict_logits",
+        change="choose another judge.kind, or train adapters (training.use_lora = true)",
+    ),
+    Requirement(
+        setting="judge.kind = llm without judge.base_url, with training.use_lora = false",
+        feature=Feature.BASE_BESIDE,
+        needed=lambda situation: (
+            situation.serves_whole_models
+            and situation.config.judge.kind == "llm"
+            and situation.config.judge.base_url is None
+        ),
+        change="give the judge a model of its own (judge.base_url), or train adapters (training.use_lora = true)",
+    ),
+    Requirement(
         setting="the version in service in this run_dir",
         feature=Feature.LORA_VERSIONS,
         needed=lambda situation: situation.in_service is WeightsKind.LORA and not situation.trains_adapters,
@@ -137,6 +159,7 @@ FOUND_IN: Mapping[Feature, str] = {
         f"{_OURS}; as an upstream, vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
     ),
     Feature.FULL_WEIGHTS: _OURS,
+    Feature.BASE_BESIDE: "embedded",
     Feature.SCORE: _OURS,
     Feature.CONTEXT_LENGTH: "",
 }

@@ -5,5 +5,11 @@ from __future__ import annotations
 from openclaw_rl.serving.engines.protocol import EngineCapabilities
 
 CAPABILITIES = EngineCapabilities(
-    token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
+    token_ids=True,
+    logprobs=True,
+    lora_versions=True,
+    score=True,
+    tools=True,
+    full_weights=True,
+    base_beside=False,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from openclaw_rl.config import Config
@@ -18,14 +19,27 @@ def unmet(info: Mapping[str, Any], config: Config) -> list[str]:
     version = str(info.get("version", ""))
     if _numbers(version) < _OLDEST:
         lacking.append(f"SGLang {version or 'of unknown version'} is too old: {WRITTEN_FOR} is needed")
-    if config.training.enabled:
-        lacking += _unmet_by_training(info, config)
+    length = info.get("context_length")
+    if isinstance(length, int) and length < config.engine.context_length:
+        lacking.append(
+            f"SGLang's --context-length is {length}, engine.context_length is {config.engine.context_length}"
+        )
+    if config.training.enabled and config.training.use_lora:
+        lacking += _unmet_by_adapters(info, config)
     if info.get("skip_tokenizer_init"):
         lacking.append("SGLang was started with --skip-tokenizer-init: stop strings would not end an answer")
     return lacking
 
 
-def _unmet_by_training(info: Mapping[str, Any], config: Config) -> list[str]:
+def another_model(info: Mapping[str, Any], path: str, directory: Path) -> str | None:
+    """What the server calls its model, where that is not what `model.path` names; names are compared, not weights."""
+    served = info.get("model_path")
+    if not isinstance(served, str) or served == path or Path(served).expanduser().resolve() == directory.resolve():
+        return None
+    return served
+
+
+def _unmet_by_adapters(info: Mapping[str, Any], config: Config) -> list[str]:
     """What publishing LoRA versions asks for."""
     lora = config.training.lora
     if not info.get("enable_lora"):

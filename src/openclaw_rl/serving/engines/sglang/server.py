@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import uvloop
 
@@ -15,12 +17,14 @@ from openclaw_rl.models import available_devices, choose_device, choose_dtype, c
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
 from openclaw_rl.serving.engines.sglang.client import SglangEngine, queue_length, slots
-from openclaw_rl.serving.engines.sglang.requirements import unmet
+from openclaw_rl.serving.engines.sglang.requirements import another_model, unmet
 from openclaw_rl.serving.engines.sglang.wire import RESERVED_TOKENS
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.ports import base_url, resolve_port
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.types import LoopName
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_PYTHON = Path(".venv-sglang/bin/python")
 _SHARE_OF_SHUTDOWN = 0.25
@@ -66,8 +70,10 @@ async def _serve(
         nonlocal checked
         health = await engine.health()
         if not checked:
-            if lacking := unmet(await engine.server_info(), config):
+            info = await engine.server_info()
+            if lacking := unmet(info, config):
                 raise ConfigError("; ".join(lacking))
+            _warn_of_another_model(info, config)
             await engine.prepare()
             checked = True
         return health
@@ -75,6 +81,19 @@ async def _serve(
     name = "SGLang" if running is not None else f"SGLang at {url}"
     watch = Watch(name, running, ask, start_timeout_s=config.engine.sglang.start_timeout_s)
     await speak_for(engine, watch, stop, reporter, host=config.engine.host, port=config.engine.port)
+
+
+def _warn_of_another_model(info: Mapping[str, Any], config: Config) -> None:
+    if not config.training.enabled:
+        return
+    directory = resolve_model(config.model)
+    if served := another_model(info, config.model.path, directory):
+        logger.warning(
+            "SGLang serves the model %s, and the trainer learns on %s (model.path): if they are not the same, what "
+            "is learned means nothing there",
+            served,
+            directory,
+        )
 
 
 def python_of(config: Config) -> Path:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from openclaw_rl.serving.engines.protocol import EngineCapabilities
 
 CAPABILITIES = EngineCapabilities(
-    token_ids=True, logprobs=True, lora_versions=True, score=True, tools=True, full_weights=True
+    token_ids=True,
+    logprobs=True,
+    lora_versions=True,
+    score=True,
+    tools=True,
+    full_weights=True,
+    base_beside=False,
 )
 """Whole models take vLLM's routes for developers and our extension of its workers (`probe`): a server that is started
 here has them, one that somebody else has started is asked.
