@@ -5,6 +5,7 @@
 #   make test                            all tests; `make test-fast` leaves out those with the real model
 #   make vllm                            vLLM in a venv of its own, for --backend vllm (3.5 GB)
 #   make test-engines                    the engines' contract, with every engine that is installed
+#   make test-every-engine               installs vLLM and SGLang, and holds both to it
 #   make crash-test                      kill every process under load, 200 times, and look for what is missing
 #   make check                           formatting, lint, types
 #   make sglang-test-venv                SGLang on a CPU for its tests (3 GB, not a way to run): .venv-sglang
@@ -25,8 +26,8 @@ export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install vllm demo test test-fast test-real test-engines crash-test check format docs bench clean \
-	sglang-test-venv
+.PHONY: help install vllm demo test test-fast test-real test-engines test-every-engine crash-test check format docs \
+	bench clean sglang-test-venv
 
 help:
 	@sed -n 's/^#   //p' $(firstword $(MAKEFILE_LIST))
@@ -79,6 +80,10 @@ test-real: $(STAMP)
 
 test-engines: $(STAMP)
 	$(BIN)/python -m pytest -m real_model -rs tests/engines $(ARGS)
+
+test-every-engine: $(STAMP) $(VLLM_STAMP) .venv-sglang/.installed
+	OPENCLAW_RL_TEST_EVERY_ENGINE=1 $(BIN)/python -m pytest -m real_model -rs --durations 15 \
+		tests/engines/test_contract_vllm.py tests/engines/test_sglang.py $(ARGS)
 
 crash-test: $(STAMP)
 	$(BIN)/python -m benchmarks.crash $(ARGS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
+import pytest
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model
@@ -27,7 +29,16 @@ from openclaw_rl.serving.engines.protocol import (
 from openclaw_rl.types import PolicyVersion, SamplingParams, VersionState
 
 T = TypeVar("T")
+REQUIRED = "OPENCLAW_RL_TEST_EVERY_ENGINE"
+"""Set in the environment: an engine that is not installed is a failure, not a skip (`make test-every-engine`)."""
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+def not_installed(reason: str) -> NoReturn:
+    """Skip what needs an engine that is not here, or fail where every engine has to be."""
+    if os.environ.get(REQUIRED):
+        pytest.fail(f"{REQUIRED} is set, and {reason}", pytrace=False)
+    pytest.skip(reason)
 
 
 @dataclass(frozen=True, kw_only=True)

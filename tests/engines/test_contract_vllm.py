@@ -19,9 +19,9 @@ from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.engines.vllm.launch import find_python
 from tests.engines.contract import STORY, EngineContract
 from tests.engines.harness import EngineHarness, Stream
-from tests.engines.support import request
+from tests.engines.support import not_installed, request
 
-pytestmark = [pytest.mark.real_model, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 START_S = 600.0
 
 
@@ -69,7 +69,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]
     try:
         find_python(config)
     except ConfigError as error:
-        pytest.skip(str(error))
+        not_installed(str(error))
     with VllmHarness(config, model, start_timeout_s=START_S) as started:
         yield started
 

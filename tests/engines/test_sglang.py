@@ -20,7 +20,7 @@ from openclaw_rl.serving.engines.weights_check import identify
 from openclaw_rl.types import PolicyVersion, VersionState
 from tests.engines.contract import STORY, EngineContract, scored
 from tests.engines.harness import EngineHarness, Stream, answer, assert_close
-from tests.engines.support import request
+from tests.engines.support import not_installed, request
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 START_S = 600.0
@@ -41,7 +41,7 @@ def config_of(run_dir: Path, model: Path, **engine: Any) -> Config:
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
     if not PYTHON.is_file():
-        pytest.skip("no SGLang here: make sglang-test-venv")
+        not_installed("no SGLang is here: make sglang-test-venv")
     model = resolve_model(ModelConfig())
     own = {"sglang": {"python": str(PYTHON)}, "extra_args": ON_CPU}
     config = config_of(tmp_path_factory.mktemp("sglang"), model, **own)
