@@ -20,7 +20,7 @@ from rich.table import Table
 from openclaw_rl.cli_store import store_of
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
-from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, verify_manifest, weights_of
+from openclaw_rl.policy_files import CorruptPolicy, UnreadablePolicy, WeightsKind, verify_manifest, weights_of
 from openclaw_rl.supervision.state import child_config_path
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, StepRecord, VersionState
 
@@ -265,7 +265,7 @@ def opened_store(parsed: argparse.Namespace) -> Iterator[tuple[Store, Config]]:
 def _sound_files() -> Iterator[None]:
     try:
         yield
-    except CorruptPolicy as error:
+    except (CorruptPolicy, UnreadablePolicy) as error:
         raise ConfigError(str(error)) from error
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -22,6 +23,37 @@ FORMAT = 1
 
 class CorruptPolicy(ValueError):
     """A directory that is not what its manifest says."""
+
+
+class UnreadablePolicy(OSError):
+    """A file that the system does not let us read. It may be sound: nothing may be concluded about what is in it."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        """`error`: what the system said."""
+        super().__init__(error.errno, error.strerror or str(error), str(path))
+
+    def __str__(self) -> str:
+        """Which file, and what the system says."""
+        return f"{self.filename} cannot be read ({self.strerror})"
+
+
+_NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+"""A file that is not what was written, as against one that cannot be read."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Around whatever reads the file or directory `path`: a file that is missing is another thing than a failure.
+
+    Raises:
+        UnreadablePolicy: the system did not let it be read.
+    """
+    try:
+        yield
+    except (UnreadablePolicy, *_NOT_THERE):
+        raise
+    except OSError as error:
+        raise UnreadablePolicy(Path(error.filename or path), error) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,26 +82,44 @@ def write_manifest(directory: Path, about: Mapping[str, Any]) -> Manifest:
     return manifest
 
 
+def read_manifest(directory: Path) -> Manifest:
+    """What the manifest says, no file looked at.
+
+    Raises:
+        CorruptPolicy: if it is missing, or no manifest.
+        UnreadablePolicy: if the system does not let it be read.
+    """
+    path = directory / MANIFEST
+    try:
+        with reading(path):
+            body = json.loads(path.read_text(encoding="utf-8"))
+    except (*_NOT_THERE, ValueError) as error:
+        raise CorruptPolicy(f"{directory} has no readable {MANIFEST}: {error}") from error
+    if not isinstance(body, dict) or body.get("format") != FORMAT:
+        raise CorruptPolicy(f"{path} is not of format {FORMAT}")
+    if not all(isinstance(body.get(part), dict) for part in ("files", "about")):
+        raise CorruptPolicy(f"{path} says nothing of files")
+    return Manifest(files=body["files"], about=body["about"])
+
+
 def verify_manifest(directory: Path) -> Manifest:
     """Check every file against the manifest.
 
     Raises:
-        CorruptPolicy: if the manifest is missing or unreadable, or a file is missing, changed or not listed.
+        CorruptPolicy: if the manifest is missing or none, or a file is missing, changed or not listed.
+        UnreadablePolicy: if the system does not let a file be read.
     """
-    try:
-        body = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CorruptPolicy(f"{directory} has no readable {MANIFEST}: {error}") from error
-    if not isinstance(body, dict) or body.get("format") != FORMAT:
-        raise CorruptPolicy(f"{directory / MANIFEST} is not of format {FORMAT}")
-    manifest = Manifest(files=body["files"], about=body["about"])
-    found = set(_files(directory))
+    manifest = read_manifest(directory)
+    with reading(directory):
+        found = set(_files(directory))
     if found != set(manifest.files):
         odd = ", ".join(sorted(found.symmetric_difference(manifest.files)))
         raise CorruptPolicy(f"{directory} differs from its manifest in: {odd}")
     for name, expected in manifest.files.items():
-        if sha256_of(directory / name) != expected:
-            raise CorruptPolicy(f"{directory / name} is not the file that was written")
+        path = directory / name
+        with reading(path):
+            if sha256_of(path) != expected:
+                raise CorruptPolicy(f"{path} is not the file that was written")
     return manifest
 
 
@@ -101,12 +151,14 @@ def weights_of(path: Path) -> Weights:
 
     Raises:
         CorruptPolicy: if it holds neither.
+        UnreadablePolicy: if the system does not let us look.
     """
-    for directory in (path, path / ADAPTER_DIR, path / MODEL_DIR):
-        if (directory / "adapter_config.json").is_file():
-            return Weights(kind=WeightsKind.LORA, directory=directory)
-        if (directory / "config.json").is_file():
-            return Weights(kind=WeightsKind.FULL, directory=directory)
+    with reading(path):
+        for directory in (path, path / ADAPTER_DIR, path / MODEL_DIR):
+            if (directory / "adapter_config.json").is_file():
+                return Weights(kind=WeightsKind.LORA, directory=directory)
+            if (directory / "config.json").is_file():
+                return Weights(kind=WeightsKind.FULL, directory=directory)
     raise CorruptPolicy(f"{path} holds neither an adapter nor a model")
 
 
@@ -120,7 +172,16 @@ def fsync(path: Path) -> None:
 
 
 def _files(directory: Path) -> list[str]:
-    """Every file under `directory` but its manifest, as sorted POSIX paths."""
-    found = (path for path in directory.rglob("*") if path.is_file())
+    """Every file under `directory` but its manifest, as sorted POSIX paths.
+
+    Raises:
+        OSError: a directory cannot be listed, which `Path.rglob` would pass over as if there were nothing in it.
+    """
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    walked = os.walk(directory, onerror=fail)
+    found = (path for root, _, names in walked for name in names if (path := Path(root, name)).is_file())
     names = (path.relative_to(directory).as_posix() for path in found)
     return sorted(name for name in names if name != MANIFEST)

@@ -385,7 +385,9 @@ class PolicyVersion:
     step: int
     created_at: float
     reason: str | None = None
-    """Why it was rejected."""
+    """Why it was rejected; or why it was taken out of service: None where a newer one took its place."""
+    basis: int | None = None
+    """The version whose weights its step began with; None: there was none, or it was not written down then."""
     pinned: bool = False
     """Kept in service until it is unpinned, whatever is trained meanwhile."""
     owner: str = ""

@@ -32,11 +32,13 @@ from openclaw_rl.serving.engines.protocol import (
     ScoreRequest,
     TokensDrawn,
     UnknownVersion,
+    UnreadableVersion,
 )
 from openclaw_rl.testing.engine_server import engine_server
 from openclaw_rl.testing.scripted_engine import END_TOKEN, ScriptedEngine, logprob_of
 from openclaw_rl.types import FinishReason, PolicyVersion
-from tests.engines.support import ask, config_for, request
+from tests.engines.support import ask, config_for, request, write_adapter
+from tests.unreadable import FAILING, failing
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}}
 
@@ -87,6 +89,24 @@ def test_generation_score_and_versions_over_http(served: Config, adapters: dict[
         await engine.unload_version(1)
         with pytest.raises(UnknownVersion):
             await ask(engine, asked)
+        await engine.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.skipif(not FAILING.exists(), reason="needs /proc/self/mem")
+@pytest.mark.parametrize("name", ["manifest.json", "adapter/adapter_model.safetensors"])
+def test_a_version_that_cannot_be_read_is_not_refused_for_good(
+    served: Config, tiny: Path, tmp_path: Path, name: str
+) -> None:
+    version = write_adapter(tiny, tmp_path / "step-9", seed=9)
+
+    async def main() -> None:
+        engine = EmbeddedEngine.from_config(served)
+        with failing(tmp_path / "step-9" / name), pytest.raises(UnreadableVersion, match=f"{name} cannot be read"):
+            await engine.load_version(version)
+        await engine.load_version(version)
+        await engine.unload_version(version.version)
         await engine.close()
 
     asyncio.run(main())

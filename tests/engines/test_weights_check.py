@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from openclaw_rl.models import load_causal_lm
 from openclaw_rl.policy_files import MODEL_DIR, WeightsKind, write_manifest
-from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
+from openclaw_rl.serving.engines.protocol import InvalidEngineRequest, UnreadableVersion
 from openclaw_rl.serving.engines.weights_check import check_weights, identify
 from openclaw_rl.types import PolicyVersion
 from tests.engines.support import write_adapter
+from tests.unreadable import FAILING, failing
 
 
 def test_what_fits_passes(tiny: Path, adapters: dict[int, PolicyVersion], tmp_path: Path) -> None:
@@ -55,6 +56,15 @@ def test_altered_files_and_other_kinds_are_refused(tiny: Path, tmp_path: Path) -
         check_weights(Path(version.path or ""), tiny)
     with pytest.raises(InvalidEngineRequest, match="neither"):
         check_weights(tmp_path / "nowhere", tiny)
+
+
+@pytest.mark.skipif(not FAILING.exists(), reason="needs /proc/self/mem")
+@pytest.mark.parametrize("name", ["manifest.json", "adapter/adapter_model.safetensors"])
+def test_files_that_the_disk_does_not_give_are_not_refused_as_damaged(tiny: Path, tmp_path: Path, name: str) -> None:
+    version = write_adapter(tiny, tmp_path / "step-9", seed=9)
+    with failing(tmp_path / "step-9" / name), pytest.raises(UnreadableVersion, match="Input/output"):
+        check_weights(Path(version.path or ""), tiny)
+    check_weights(Path(version.path or ""), tiny)
 
 
 def _first(tensors: dict[str, torch.Tensor]) -> str:

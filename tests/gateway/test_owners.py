@@ -20,6 +20,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineOverloaded,
     InvalidEngineRequest,
     PromptRead,
+    UnreadableVersion,
 )
 from openclaw_rl.serving.gateway.auth import LOCAL, Principal
 from openclaw_rl.serving.gateway.errors import GatewayError
@@ -297,9 +298,10 @@ def test_a_version_that_the_engine_let_go_of_is_loaded_again(tmp_path: Path) -> 
 
 @dataclass
 class Picky(FakeEngine):
-    """Refuses some versions for good."""
+    """Refuses some versions for good, and cannot read others."""
 
     damaged: set[int] = field(default_factory=set)
+    unreadable: set[int] = field(default_factory=set)
     away: bool = False
     tried: list[int] = field(default_factory=list)
 
@@ -309,7 +311,20 @@ class Picky(FakeEngine):
             raise EngineOverloaded("no room")
         if version.version in self.damaged:
             raise InvalidEngineRequest("its files are damaged", param="path")
+        if version.version in self.unreadable:
+            raise UnreadableVersion("its files cannot be read")
         await super().load_version(version)
+
+
+def test_nobody_is_turned_away_for_a_version_that_cannot_be_read_nor_given_one_that_was_gone_back_from(
+    tmp_path: Path,
+) -> None:
+    with per_user(tmp_path, Picky(unreadable={4})) as gateway:
+        for version in (1, 3):
+            publish(gateway.store, version, "ann")
+        gateway.store.versions.roll_back(1)
+        publish(gateway.store, 4, "ann")
+        assert ask(gateway, "ann").headers["x-policy-version"] == "1"
 
 
 def test_where_an_owners_version_is_damaged_the_one_before_stands_in(tmp_path: Path) -> None:

@@ -321,6 +321,20 @@ def test_rollouts_get_the_key_of_the_first_session_of_their_name(tmp_path: Path)
     assert found == [("cut-off", None, ""), ("made", "tasks", "anna")]
 
 
+def test_a_store_gets_an_id_once_and_no_two_the_same(tmp_path: Path) -> None:
+    path, other = tmp_path / "store.sqlite", Store.open(tmp_path / "other.sqlite")
+    before_revisions(path)  # the id that it had is gone with its table
+    store = Store.open(path)
+    found = store.identity.get()
+    store.identity.ensure()
+    store.close()
+    again = Store.open(path, migrate=False)
+    assert again.identity.get() == found != other.identity.get()
+    assert len(found) == 32
+    again.close()
+    other.close()
+
+
 def test_a_revision_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     from alembic import command
 

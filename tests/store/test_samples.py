@@ -183,12 +183,15 @@ def test_a_rollback_serves_an_earlier_version_and_rejects_what_waits(store: Stor
     store.versions.roll_back(0)
     assert [(v.state, v.reason) for v in store.versions.all()] == [
         (VersionState.SERVING, None),
-        (VersionState.RETIRED, None),
+        (VersionState.RETIRED, "rolled_back"),
         (VersionState.REJECTED, "rolled_back"),
     ]
+    assert [v.basis for v in store.versions.all()] == [None, 0, 1]
     with pytest.raises(InvalidTransition):
         store.versions.roll_back(2)
     assert store.versions.serving().version == 0
+    store.versions.roll_back(1)  # forward again: it is out of service no longer, and nothing was gone back from
+    assert [v.reason for v in store.versions.all()] == [None, None, "rolled_back"]
 
 
 def test_a_pinned_version_stays_in_service(store: Store) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import PeftModel
 
-from openclaw_rl.policy_files import CorruptPolicy, adapter_dir, verify_manifest, write_manifest
+from openclaw_rl.policy_files import CorruptPolicy, UnreadablePolicy, adapter_dir, verify_manifest, write_manifest
 from openclaw_rl.training.checkpoint import (
     UnknownCheckpoints,
     discard_uncommitted,
@@ -22,6 +22,7 @@ from openclaw_rl.training.checkpoint import (
 from openclaw_rl.training.scorer import Scorer
 from openclaw_rl.training.trainer import Trainer
 from tests.training.support import logprobs_of, make_sample, mixed_samples, tiny_model, tiny_trainer
+from tests.unreadable import FAILING, failing
 
 LOSS = {"w_retry": 0.3}
 DROPOUT = {"lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1}}
@@ -131,11 +132,11 @@ def test_writing_again_replaces_what_never_committed(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000"]
 
 
-def made_of(root: Path, step: int, *samples: str) -> None:
-    """The checkpoint of a step that trained these samples."""
+def made_of(root: Path, step: int, *samples: str, store_id: str | None = None) -> Path:
+    """The checkpoint of a step that trained these samples; without an id, as it was before stores had any."""
     trainer = tiny_trainer(LOSS)
     trainer.restore(dataclasses.replace(trainer.state(), step=step, trained=samples))
-    save_checkpoint(trainer, root)
+    return save_checkpoint(trainer, root, store_id)
 
 
 def knows(*samples: str) -> Callable[[Sequence[str]], bool]:
@@ -168,6 +169,29 @@ def test_a_checkpoint_that_cannot_say_of_what_it_was_made_is_not_thrown_away(tmp
     with pytest.raises(UnknownCheckpoints, match="step-000001"):
         discard_uncommitted(tmp_path, 0, knows("a"))
     assert (tmp_path / "step-000001").is_dir()
+
+
+def test_whose_a_checkpoint_is_it_says_itself(tmp_path: Path) -> None:
+    """Not the samples: they may be deleted by now, and copies of them may be in another store."""
+    made_of(tmp_path, 1, "deleted", store_id="ours")
+    with pytest.raises(UnknownCheckpoints, match="step-000001"):
+        discard_uncommitted(tmp_path, 0, knows("deleted"), "another")
+    (tmp_path / "step-000001" / "trainer_state.pt").unlink()
+    assert discard_uncommitted(tmp_path, 0, knows(), "ours") == ["step-000001"]
+    made_of(tmp_path, 1, store_id="theirs")  # a copy, of no samples
+    with pytest.raises(UnknownCheckpoints, match="step-000001"):
+        discard_uncommitted(tmp_path, 0, knows(), "ours")
+
+
+@pytest.mark.skipif(not FAILING.exists(), reason="needs /proc/self/mem")
+@pytest.mark.parametrize("store_id", [None, "ours"])
+def test_a_checkpoint_that_cannot_be_read_is_neither_ours_nor_anybody_elses(
+    tmp_path: Path, store_id: str | None
+) -> None:
+    path = made_of(tmp_path, 1, "a", store_id=store_id)
+    with failing(path / "manifest.json"), pytest.raises(UnreadablePolicy, match="Input/output"):
+        discard_uncommitted(tmp_path, 0, knows("a"), "ours")
+    assert discard_uncommitted(tmp_path, 0, knows("a"), "ours") == ["step-000001"]
 
 
 def test_another_shape_of_adapter_is_an_error(tmp_path: Path) -> None:

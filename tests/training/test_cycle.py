@@ -437,6 +437,23 @@ def test_sigkill_loses_nothing_and_trains_nothing_twice(
     store.close()
 
 
+def test_what_was_trained_may_be_deleted_between_a_death_and_the_next_start(tmp_path: Path) -> None:
+    """The checkpoint that the dead trainer did not commit is known by the store's id: the samples are gone."""
+    config = make_config(tmp_path)
+    store = Store.open(config.store_path)
+    fill(store, 2)
+    store.close()
+    assert die_at(config, "committing step 1") == signal.SIGKILL
+    store = Store.open(config.store_path)
+    store.erasure.delete(["s"], trainer_lives=False)
+    work_off(make_loop(config, store))
+    assert list(config.checkpoints_dir.iterdir()) == []
+    fill(store, 2, first=2)
+    work_off(make_loop(config, store))
+    assert [step.sample_ids for step in store.samples.steps()] == [("t2", "t3")]
+    store.close()
+
+
 def test_a_batch_that_was_not_full_does_not_grow_by_a_death(tmp_path: Path) -> None:
     config = make_config(tmp_path, batch=3)
     config = config.model_copy(update={"rollout": RolloutConfig(batch_size=3, max_batch_wait_s=1e-3)})

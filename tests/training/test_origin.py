@@ -110,12 +110,15 @@ def test_started_again_it_goes_on(run_dir: Path, source: Path, gone: bool) -> No
 
 def test_killed_between_checkpoint_and_commit_it_begins_again(run_dir: Path, source: Path) -> None:
     config, store = new_run(run_dir, source)
-    begun = make_loop(config, store)
-    begun.resume()
     store.close()
-    for file in run_dir.glob("store.sqlite*"):  # what a kill before the commit leaves: the checkpoint and no step
+    before = config.store_path.read_bytes()
+    store = Store.open(config.store_path)
+    make_loop(config, store).resume()
+    store.close()
+    for file in run_dir.glob("store.sqlite*"):
         file.unlink()
-    config, store = new_run(run_dir, source)
+    config.store_path.write_bytes(before)  # what a kill before the commit leaves: the checkpoint and no step
+    store = Store.open(config.store_path)
     work_off(make_loop(config, store))
     assert [step.step for step in store.samples.steps()] == [1]
     assert store.versions.serving().name == "policy-v1"

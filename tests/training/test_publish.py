@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
-from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineUnavailable, InvalidEngineRequest
+from openclaw_rl.serving.engines.protocol import (
+    Engine,
+    EngineError,
+    EngineUnavailable,
+    InvalidEngineRequest,
+    UnreadableVersion,
+)
 from openclaw_rl.store import Store
 from openclaw_rl.testing.engine_server import engine_server
 from openclaw_rl.testing.scripted_engine import ScriptedEngine
@@ -92,8 +98,9 @@ def test_a_refusal_is_said_at_once(store: Store) -> None:
     assert store.versions.serving().version == 0
 
 
-def test_a_fault_of_the_engine_is_no_refusal(store: Store) -> None:
-    engine = FailingEngine(EngineError("a bug"))
+@pytest.mark.parametrize("error", [EngineError("a bug"), UnreadableVersion("a bug")])
+def test_a_fault_of_the_engine_is_no_refusal(store: Store, error: EngineError) -> None:
+    engine = FailingEngine(error)
     (version,) = candidates(store)
     with served(engine) as connect, pytest.raises(PublishError, match="failed to load policy-v1: a bug") as caught:
         EnginePublisher(store, connect, timeout_s=30.0).publish(version, lambda: None)

@@ -10,6 +10,7 @@ from openclaw_rl.store.archive import ArchiveStore
 from openclaw_rl.store.database import PATIENCE_S, Database
 from openclaw_rl.store.erasure import ErasureStore
 from openclaw_rl.store.feedback import FeedbackStore
+from openclaw_rl.store.identity import IdentityStore
 from openclaw_rl.store.lineage import LineageStore
 from openclaw_rl.store.recording import RecordingStore
 from openclaw_rl.store.replay import ReplayStore
@@ -24,11 +25,12 @@ __all__ = ["Store"]
 
 
 class Store:
-    """The record, in twelve rooms that share one database. Every method of a room is one transaction,
+    """The record, in thirteen rooms that share one database. Every method of a room is one transaction,
     unless `together` joins several."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.identity = IdentityStore(database)
         self.sessions = SessionStore(database)
         self.turns = TurnStore(database)
         self.lineage = LineageStore(database)
@@ -53,6 +55,7 @@ class Store:
         """
         store = cls(Database(path, patience_s=patience_s, migrate=migrate))
         if migrate:
+            store.identity.ensure()
             store.versions.ensure_base()
         return store
 

@@ -135,25 +135,31 @@ class Patience:
                 self.over()
                 return done
 
-    def wait(self, error: BaseException) -> bool:
-        """Wait a while after `error`, or until told to stop; False at once where it is no outage."""
+    def wait(self, error: BaseException, subject: str = "the record") -> bool:
+        """Wait a while after `error`, or until told to stop; False at once where it is no outage.
+
+        `subject`: what cannot be used, in words.
+        """
         outage = outage_of(error)
         if outage is None:
             return False
+        self.wait_for(f"{subject} to be usable again: {WORDS[outage]}", outage.value)
+        return True
+
+    def wait_for(self, words: str, reason: str) -> None:
+        """Wait a while for what `words` say, or until told to stop; longer each time until it is `over`."""
         with self._lock:
             self._failures += 1
             failures = self._failures
-        words = f"the record to be usable again: {WORDS[outage]}"
         if failures == 1:
             self._since = time.monotonic()
-            logger.error("waiting for %s (%s)", words, outage.value)
+            logger.error("waiting for %s (%s)", words, reason)
         self._tell(words)
         self._stop.wait(min(self._max_pause_s, self._pause_s * 2 ** min(failures - 1, 16)))
-        return True
 
     def over(self) -> None:
-        """The record could be used."""
+        """What was waited for is there."""
         with self._lock:
             failures, self._failures = self._failures, 0
         if failures:
-            logger.warning("the record can be used again, after %.0f s", time.monotonic() - self._since)
+            logger.warning("what was waited for can be used again, after %.0f s", time.monotonic() - self._since)

@@ -177,6 +177,7 @@ def version_from(row: RowMapping) -> PolicyVersion:
         step=row["step"],
         created_at=row["created_at"],
         reason=row["reason"],
+        basis=row["basis"],
         pinned=row["pinned_at"] is not None,
         owner=row["owner"],
     )

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -192,7 +192,7 @@ class SampleStore:
         died without seeing the answer may call again; repeating it with others is an error.
 
         Args:
-            basis: the version whose weights the step began with.
+            basis: the version whose weights the step began with; kept with the version.
 
         Raises:
             BasisChanged: another version than `basis` is in service by now (a rollback); nothing was written.
@@ -219,7 +219,7 @@ class SampleStore:
                 lease_until=None,
             )
             connection.execute(steps.insert().values(**{**asdict(record), "sample_ids": list(record.sample_ids)}))
-            insert_version(connection, version)
+            insert_version(connection, replace(version, basis=basis))
             count(connection, "steps_refused" if refused else "steps")
             for reason, number in Counter(record.teacher.get("excluded", {}).values()).items():
                 count(connection, f"hints_excluded_{reason}", number)

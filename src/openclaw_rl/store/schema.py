@@ -33,6 +33,12 @@ def _owner() -> Column[str]:
     return Column("owner", String(MAX_OWNER), nullable=False, default="", server_default="")
 
 
+identity = Table(  # one row: what tells this record from all others, whatever is deleted from it
+    "identity",
+    metadata,
+    Column("store_id", String(32), primary_key=True),
+)
+
 sessions = Table(
     "sessions",
     metadata,
@@ -181,7 +187,8 @@ versions = Table(
     Column("path", Text),
     Column("step", Integer, nullable=False),
     Column("created_at", Float, nullable=False),
-    Column("reason", String(64)),  # why it was rejected
+    Column("reason", String(64)),  # why it was rejected, or taken out of service
+    Column("basis", Integer),  # the version whose weights its step began with; None: not written down then
     Column("pinned_at", Float),  # None: newer versions may take its place; of the base: for the shared policy
     _owner(),
     Index("versions_by_owner", "owner", "state"),

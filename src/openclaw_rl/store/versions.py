@@ -20,7 +20,7 @@ from openclaw_rl.types import (
 )
 
 ROLLED_BACK = "rolled_back"
-"""Why a candidate never serves that waited while a person went back to an earlier version."""
+"""Why a version was taken out of service, or never serves: a person went back to an earlier one."""
 
 
 class BasisChanged(Exception):
@@ -51,6 +51,7 @@ def insert_version(connection: Connection, version: PolicyVersion) -> None:
             step=version.step,
             created_at=version.created_at,
             reason=version.reason,
+            basis=version.basis,
             owner=version.owner,
         )
     )
@@ -87,7 +88,7 @@ def _serve(connection: Connection, version: int, owner: str) -> None:
     if before != BASE_VERSION or not owner:
         _move(connection, before, VersionState.RETIRED)
     if version != BASE_VERSION or not owner:
-        _move(connection, version, VersionState.SERVING)
+        _move(connection, version, VersionState.SERVING, reason=None)
 
 
 class VersionStore:
@@ -176,28 +177,30 @@ class VersionStore:
                 raise Pinned(f"policy-v{pinned}" if pinned else "base")
             _serve(connection, version, owner)
 
-    def roll_back(self, version: int, owner: str | None = None) -> None:
+    def roll_back(self, version: int, owner: str | None = None, *, reason: str = ROLLED_BACK) -> None:
         """Put an earlier version into service again, for the next request; a pin on another one is lifted.
 
-        Candidates that wait are rejected: they build on what is being gone back from.
+        What is gone back from keeps the reason, and is not taken up again unless somebody puts it into service.
+        Candidates that wait are rejected: they build on it.
 
         Args:
             version: what serves from now on.
             owner: to whom; None: whose the version is. To be said for the base, which is everybody's.
+            reason: why.
 
         Raises:
             InvalidTransition: the version is a candidate, or was rejected.
             PermissionError: it is another owner's.
         """
         with self._database.write() as connection:
-            _roll_back(connection, version, _served_to(connection, version, owner))
+            _roll_back(connection, version, _served_to(connection, version, owner), reason)
 
     def pin(self, version: int, owner: str | None = None) -> None:
         """Serve a version, as `roll_back` does, and keep it in service until it is unpinned."""
         now = time.time()
         with self._database.write() as connection:
             to = _served_to(connection, version, owner)
-            _roll_back(connection, version, to)
+            _roll_back(connection, version, to, ROLLED_BACK)
             if version == BASE_VERSION and to:
                 connection.execute(base_pins.delete().where(base_pins.c.owner == to))
                 connection.execute(base_pins.insert().values(owner=to, pinned_at=now))
@@ -225,14 +228,17 @@ def _served_to(connection: Connection, version: int, owner: str | None) -> str:
     return owner
 
 
-def _roll_back(connection: Connection, version: int, owner: str) -> None:
+def _roll_back(connection: Connection, version: int, owner: str, reason: str) -> None:
+    before = serving_version(connection, owner)
     _serve(connection, version, owner)
+    if before > version:
+        connection.execute(update(versions).where(versions.c.version == before).values(reason=reason))
     _unpin(connection, owner, but=version)
     waiting = select(versions.c.version).where(
         versions.c.owner == owner, versions.c.state == VersionState.CANDIDATE.value
     )
     for candidate in list(connection.execute(waiting).scalars()):
-        _move(connection, candidate, VersionState.REJECTED, reason=ROLLED_BACK)
+        _move(connection, candidate, VersionState.REJECTED, reason=reason)
 
 
 def _unpin(connection: Connection, owner: str, *, but: int | None = None) -> None:

@@ -5,7 +5,7 @@
       model/             in its place, without LoRA: a plain Transformers directory with the tokenizer, likewise
       trainer_state.pt   optimiser, random numbers, counters, averages of rewards, samples trained, what the gate
                          remembers; and `config`, the section `[training]` that the step was made with, for who looks
-      manifest.json      checksums of everything above
+      manifest.json      checksums of everything above, and the id of the store that the step belongs to
 
 Which one to resume from is never guessed from the disk: the store's last committed step names it. Resuming goes by
 the configuration of the run, never by that in the checkpoint, which is not all of one (`[model]` and `[rollout]` are
@@ -25,13 +25,16 @@ from typing import Any
 import torch
 
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.policy_files import CorruptPolicy, fsync, verify_manifest, write_manifest
+from openclaw_rl.policy_files import CorruptPolicy, fsync, read_manifest, reading, verify_manifest, write_manifest
+from openclaw_rl.training.disk_errors import writing
 from openclaw_rl.training.learned import DIRECTORIES, read_weights
 from openclaw_rl.training.trainer import Trainer, TrainerState
 
 log = logging.getLogger(__name__)
 
 STATE_FILE = "trainer_state.pt"
+STORE = "store"
+"""Where the manifest names the store that the step belongs to; checkpoints of before stores had ids have none."""
 _PREFIX = "step-"
 _TEMPORARY = ".writing-"
 
@@ -41,42 +44,55 @@ def checkpoint_path(root: Path, step: int) -> Path:
     return root / f"{_PREFIX}{step:06d}"
 
 
-def save_checkpoint(trainer: Trainer, root: Path) -> Path:
+def save_checkpoint(trainer: Trainer, root: Path, store_id: str | None = None) -> Path:
     """Write the trainer's present state as the checkpoint of its step; returns its directory.
 
     Written beside its place, made durable, then renamed there: a crash leaves the old world or the new one. A
     directory already there is of a step that never committed (a committed one is resumed from, not repeated).
+    `store_id`: the store that the step belongs to.
+
+    Raises:
+        OSError: the disk cannot be written for now; nothing of the checkpoint is left.
     """
     state = trainer.state(copied=False)
     final = checkpoint_path(root, state.step)
     temporary = root / f"{_TEMPORARY}{final.name}"
-    root.mkdir(parents=True, exist_ok=True)
-    for leftover in (temporary, final):
-        if leftover.exists():
-            _remove(leftover)
-    temporary.mkdir()
-    weights = temporary / DIRECTORIES[state.kind]
-    trainer.learned.save(weights)
-    torch.save(
-        {
-            "step": state.step,
-            "averages": state.averages,
-            "optimizer": state.optimizer,
-            "rng": state.rng,
-            "trained": list(state.trained),
-            "teacher": state.teacher,
-            "gate": state.gate,
-            "config": trainer.config.model_dump_json(),
-        },
-        temporary / STATE_FILE,
-    )
-    about: dict[str, Any] = {"step": state.step, "version": state.step}
-    write_manifest(weights, about)
-    write_manifest(temporary, about)
-    os.rename(temporary, final)
-    fsync(root)
+    with writing(final):
+        root.mkdir(parents=True, exist_ok=True)
+        for leftover in (temporary, final):
+            if leftover.exists():
+                _remove(leftover)
+        temporary.mkdir()
+        try:
+            _write(trainer, state, temporary, store_id)
+            os.rename(temporary, final)
+        except BaseException:
+            _free(temporary)
+            raise
+        fsync(root)
     trainer.rest()
     return final
+
+
+def _write(trainer: Trainer, state: TrainerState, directory: Path, store_id: str | None) -> None:
+    """The files of a checkpoint and their manifests, all of them durable."""
+    weights = directory / DIRECTORIES[state.kind]
+    trainer.learned.save(weights)
+    saved = {
+        "step": state.step,
+        "averages": state.averages,
+        "optimizer": state.optimizer,
+        "rng": state.rng,
+        "trained": list(state.trained),
+        "teacher": state.teacher,
+        "gate": state.gate,
+        "config": trainer.config.model_dump_json(),
+    }
+    with (directory / STATE_FILE).open("wb") as file:  # given a path, torch does not say what the disk said
+        torch.save(saved, file)
+    about: dict[str, Any] = {"step": state.step, "version": state.step}
+    write_manifest(weights, about)
+    write_manifest(directory, about if store_id is None else {**about, STORE: store_id})
 
 
 def load_checkpoint(path: Path) -> TrainerState:
@@ -84,10 +100,12 @@ def load_checkpoint(path: Path) -> TrainerState:
 
     Raises:
         CorruptPolicy: if it is not what was written.
+        UnreadablePolicy: if the system does not let it be read, which says nothing about what is in it.
     """
     verify_manifest(path)
-    saved = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True, mmap=True)
-    kind, weights = read_weights(path)
+    with reading(path):
+        saved = torch.load(path / STATE_FILE, map_location="cpu", weights_only=True, mmap=True)
+        kind, weights = read_weights(path)
     return TrainerState(
         step=saved["step"],
         averages=saved["averages"],
@@ -105,18 +123,22 @@ class UnknownCheckpoints(ConfigError):
     """Checkpoints that the store knows nothing of: it was lost or exchanged, and overwriting them would lose more."""
 
 
-def discard_uncommitted(root: Path, last_step: int, known: Callable[[Sequence[str]], bool]) -> list[str]:
+def discard_uncommitted(
+    root: Path, last_step: int, known: Callable[[Sequence[str]], bool], store_id: str | None = None
+) -> list[str]:
     """Remove what a dead trainer left: half-written directories, and the checkpoint of the step it did not commit.
 
-    `known` says whether the store knows any of these samples (turn ids): a checkpoint of the next step that was made
-    of others is not this store's. One that was made of none is a copy (`origin`), and is made again.
+    Whose a checkpoint of the next step is, it says itself: it names its store, and `store_id` is this one. Where it
+    was written before stores had ids, `known` says whether the store knows any of its samples (turn ids); one that
+    was made of none is a copy (`origin`), and is made again.
 
     Raises:
         UnknownCheckpoints: if there are any that no dead trainer of this store can have left.
+        UnreadablePolicy: if the system does not let us see whose one is.
     """
     found = _directories(root)
     ahead = [path for path in found if (_step_of(path) or 0) > last_step]
-    strange = [path.name for path in ahead if _step_of(path) != last_step + 1 or not _is_ours(path, known)]
+    strange = [path.name for path in ahead if _step_of(path) != last_step + 1 or not _is_ours(path, known, store_id)]
     if strange:
         raise UnknownCheckpoints(
             f"{root} holds {', '.join(sorted(strange))}, of which the store, whose last step is {last_step}, knows "
@@ -128,9 +150,12 @@ def discard_uncommitted(root: Path, last_step: int, known: Callable[[Sequence[st
     return [path.name for path in removed]
 
 
-def _is_ours(path: Path, known: Callable[[Sequence[str]], bool]) -> bool:
-    """Whether a checkpoint was made of samples that the store knows, or of none; not where it cannot be read."""
+def _is_ours(path: Path, known: Callable[[Sequence[str]], bool], store_id: str | None) -> bool:
+    """Whether a checkpoint is of this store: it says so or, from before it could, its samples do; not if damaged."""
     try:
+        owner = read_manifest(path).about.get(STORE)
+        if owner is not None:
+            return bool(owner == store_id)
         trained = load_checkpoint(path).trained
     except CorruptPolicy:
         return False
@@ -155,8 +180,17 @@ def _remove(path: Path) -> None:
     shutil.rmtree(leaving)
 
 
+def _free(path: Path) -> None:
+    """Give back the space of what could not be written. What cannot be removed now is when training resumes."""
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        log.warning("%s is left behind (%s)", path, error.strerror)
+
+
 def _directories(root: Path) -> list[Path]:
-    return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
+    with reading(root):
+        return [path for path in root.iterdir() if path.is_dir()] if root.is_dir() else []
 
 
 def _step_of(path: Path) -> int | None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from openclaw_rl.config import Config
-from openclaw_rl.policy_files import WeightsKind, weights_of
+from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
@@ -41,7 +41,7 @@ from openclaw_rl.training.publish import (
     VersionRefused,
     candidates,
 )
-from openclaw_rl.training.recovery import fall_back, newest_intact
+from openclaw_rl.training.recovery import resumable
 from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.training.trainer import StepOutcome, Trainer
@@ -102,13 +102,22 @@ class TrainingLoop:
                     self.resume()
                     self._go_on()
                 except STORE_ERRORS as error:
-                    if not self._patience.wait(error):
-                        raise
+                    self._wait_out(error)
                     self._patience.until_done(self._close_spans)
         except (Stopped, StoppedInOutage):
             log.info("stopped in the middle of a step; its samples wait again")
         finally:
             self._release()
+
+    def _wait_out(self, error: Exception) -> None:
+        """Wait a while for what cannot be used, and say what that is; raise what no waiting mends."""
+        if isinstance(error, UnreadablePolicy):
+            cure = "give it back its permissions or its disk, or move its checkpoint away to do without it"
+            self._patience.wait_for(f"{error.filename} to be readable ({error.strerror}): {cure}", "unreadable")
+            return
+        named = error.filename if isinstance(error, OSError) else None
+        if not self._patience.wait(error, named or "the record"):
+            raise error
 
     def _go_on(self) -> None:
         while not self._stop.is_set():
@@ -144,8 +153,8 @@ class TrainingLoop:
         log.info("at step %d; %d leftovers removed", last, len(removed))
 
     def _discard_after(self, last_step: int) -> list[str]:
-        known = self._store.turns.any_known
-        found = [discard_uncommitted(root, last_step, known) for root in roots(self._config.checkpoints_dir)]
+        known, own_id = self._store.turns.any_known, self._store.identity.get()
+        found = [discard_uncommitted(root, last_step, known, own_id) for root in roots(self._config.checkpoints_dir)]
         return [name for names in found for name in names]
 
     def cycle(self) -> bool:
@@ -253,7 +262,7 @@ class TrainingLoop:
     def _restore(self) -> None:
         """Take the weights of the version in service, or of the candidate that waits; count on from the last step.
 
-        A checkpoint that is not what was written is passed over, and its version taken out of service.
+        A checkpoint that is not what was written takes its version out of service; one that cannot be read does not.
         """
         owner, last = self._owner or "", self._store.samples.last_step()
         basis = next(iter(reversed(candidates(self._store, owner))), self._store.versions.serving(owner)).version
@@ -263,11 +272,7 @@ class TrainingLoop:
         self._basis = kept.version
 
     def _read_from_disk(self, owner: str, basis: int) -> Kept:
-        steps = self._store.samples.steps(owner)
-        rejected = {v.version for v in self._store.versions.of(owner) if v.state is VersionState.REJECTED}
-        intact = newest_intact([step for step in steps if step.version <= basis and step.version not in rejected])
-        if intact.damaged:
-            fall_back(self._store, intact, owner)
+        intact = resumable(self._store, owner, basis)
         if intact.checkpoint is not None and intact.state is not None and intact.state.kind is WeightsKind.LORA:
             check_adapter(intact.checkpoint, self._trainer, said_by=f"this run goes on from {intact.checkpoint}")
         state = self._trainer.fresh() if intact.state is None else intact.state
@@ -342,7 +347,8 @@ class TrainingLoop:
         """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""
         self._reporter.working(f"writing the checkpoint of step {outcome.step}")
         owner = self._owner or ""
-        checkpoint = save_checkpoint(self._trainer, root_of(self._config.checkpoints_dir.resolve(), owner))
+        root = root_of(self._config.checkpoints_dir.resolve(), owner)
+        checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
         if outcome.refused is None and self._evaluate is not None:
             self._reporter.working(f"evaluating version {outcome.step}")
             outcome = evaluated(outcome, self._evaluate, weights_of(checkpoint).directory, self._config.training.gate)

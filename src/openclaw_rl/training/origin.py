@@ -15,7 +15,7 @@ from pathlib import Path
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.policy_files import ADAPTER_DIR, CorruptPolicy, WeightsKind, weights_of
+from openclaw_rl.policy_files import ADAPTER_DIR, CorruptPolicy, UnreadablePolicy, WeightsKind, reading, weights_of
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import STATE_FILE, load_checkpoint, save_checkpoint
 from openclaw_rl.training.trainer import Trainer, TrainerState
@@ -52,7 +52,7 @@ def begin(config: Config, store: Store, trainer: Trainer) -> bool:
     started = time.monotonic()
     state = _fitting(source, trainer)
     trainer.restore(dataclasses.replace(state, step=FIRST, trained=()), weights_version=FIRST)
-    checkpoint = save_checkpoint(trainer, config.checkpoints_dir.resolve())
+    checkpoint = save_checkpoint(trainer, config.checkpoints_dir.resolve(), store.identity.get())
     record, version = _rows(source, checkpoint, time.monotonic() - started)
     store.samples.commit_step(record, version)
     log.info("begun from %s, there step %d", source, state.step)
@@ -61,12 +61,16 @@ def begin(config: Config, store: Store, trainer: Trainer) -> bool:
 
 def _fitting(source: Path, trainer: Trainer) -> TrainerState:
     """The state at `source`, its files checked, and that they mean the same here."""
-    if not (source / STATE_FILE).is_file():
-        raise ConfigError(f"{OPTION}: there is no checkpoint in {source}")
     try:
+        with reading(source):
+            there = (source / STATE_FILE).is_file()
+        if not there:
+            raise ConfigError(f"{OPTION}: there is no checkpoint in {source}")
         state = load_checkpoint(source)
     except CorruptPolicy as error:
         raise ConfigError(f"{OPTION}: {source} is no whole checkpoint: {error}") from error
+    except UnreadablePolicy as error:
+        raise ConfigError(f"{OPTION}: {error}: make it readable, or name another") from error
     if state.kind is WeightsKind.LORA:
         check_adapter(source, trainer, said_by=OPTION)
     return state

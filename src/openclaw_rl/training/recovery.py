@@ -1,13 +1,14 @@
-"""Going on where the last checkpoint is damaged: from the newest one that is whole.
+"""Going on where the last checkpoint is damaged: from the newest whole one that it was built on.
 
 A failing disk, or a hand that went astray: a trainer that ended with an error would be started again for ever, and an
-engine that is started again could not load the version in service.
+engine that is started again could not load the version in service. What a person took out of service is not taken up
+again for that. A checkpoint that cannot be read is none of this: it may be sound, and is waited for.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from openclaw_rl.policy_files import CorruptPolicy
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import load_checkpoint
 from openclaw_rl.training.trainer import TrainerState
-from openclaw_rl.types import BASE_VERSION, StepRecord, VersionState
+from openclaw_rl.types import BASE_VERSION, PolicyVersion, VersionState
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +25,11 @@ DAMAGED = "checkpoints_damaged"
 """The counter of versions that were given up for the damage of their checkpoints."""
 
 REASON = "damaged"
-"""Why a candidate never serves whose checkpoint is."""
+"""Why a version was taken out of service, or never serves, whose checkpoint is."""
 
 
 class NoIntactCheckpoint(ConfigError):
-    """Steps were committed, and none of their checkpoints can be read. To begin anew is for a person to decide."""
+    """Steps were committed, and training can go on from no checkpoint of theirs: what next is for a person to say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,51 +37,105 @@ class Intact:
     """The newest whole checkpoint: its version, its state (None: nothing was trained yet), and what is newer.
 
     `checkpoint` is its directory, None without a state. `damaged` are the versions of newer checkpoints, which are
-    not what was written, with the reason.
+    not what was written, with the reason. `passed_over` are newer versions that were out of service, whole or not.
     """
 
     version: int
     state: TrainerState | None
     checkpoint: Path | None
-    damaged: Sequence[tuple[int, str]]
+    damaged: Sequence[tuple[int, str]] = ()
+    passed_over: Sequence[PolicyVersion] = ()
 
 
-def newest_intact(steps: Sequence[StepRecord]) -> Intact:
-    """Look for a whole checkpoint among those of committed steps, from the last one back.
+def resumable(store: Store, owner: str, basis: int) -> Intact:
+    """The state to train on from where `basis` is the owner's version in service, or the candidate that waits.
+
+    Where its checkpoint is damaged, the version that it was built on takes its place in service, or the one before.
 
     Raises:
-        NoIntactCheckpoint: if there are steps, and none has one.
+        NoIntactCheckpoint: `basis` and all that it was built on are damaged, or out of service.
+        UnreadablePolicy: the system does not let a checkpoint be read; nothing was changed.
+    """
+    line = line_of(basis, store.versions.of(owner), store.versions.states_since())
+    checkpoints = {step.version: Path(step.checkpoint) for step in store.samples.steps(owner)}
+    intact = newest_intact(line, checkpoints)
+    if intact.damaged:
+        _fall_back(store, intact, owner)
+    return intact
+
+
+def line_of(version: int, versions: Sequence[PolicyVersion], since: Mapping[int, float]) -> list[PolicyVersion]:
+    """A version, what it was built on, and so on back to the base, which is not in it.
+
+    Of a version of before that was written down it is the last one before it that was in service until it was made,
+    or longer. `since`: since when each version has been in its state.
+    """
+    by_number = {one.version: one for one in versions if one.version != BASE_VERSION}
+    line: list[PolicyVersion] = []
+    number = version
+    while number in by_number:
+        own = by_number[number]
+        line.append(own)
+        older = (
+            n
+            for n, one in by_number.items()
+            if n < number and (one.state is VersionState.SERVING or since[n] >= own.created_at)
+        )
+        number = max(older, default=BASE_VERSION) if own.basis is None else own.basis
+    return line
+
+
+def newest_intact(line: Sequence[PolicyVersion], checkpoints: Mapping[int, Path]) -> Intact:
+    """Look for a whole checkpoint from the first version of a line on, among those that nobody took out of service.
+
+    Raises:
+        NoIntactCheckpoint: if there are versions, and none has one.
     """
     damaged: list[tuple[int, str]] = []
-    for step in reversed(steps):
+    passed_over: list[PolicyVersion] = []
+    for version in line:
+        if version.state is VersionState.REJECTED or version.reason is not None:
+            passed_over.append(version)
+            continue
+        path = checkpoints[version.version]
         try:
-            state = load_checkpoint(Path(step.checkpoint))
+            state = load_checkpoint(path)
         except CorruptPolicy as error:
-            damaged.append((step.version, str(error)))
+            damaged.append((version.version, str(error)))
         else:
-            return Intact(version=step.version, state=state, checkpoint=Path(step.checkpoint), damaged=damaged)
+            return Intact(
+                version=version.version, state=state, checkpoint=path, damaged=damaged, passed_over=passed_over
+            )
     if damaged:
+        others = f", and {_named(passed_over)} may not be taken up" if passed_over else ""
         raise NoIntactCheckpoint(
-            f"none of the {len(damaged)} checkpoints of this run can be read (the last: {damaged[0][1]}): put "
-            "checkpoints/ back as it was, or begin anew with another --run-dir"
+            f"none of the {len(damaged)} checkpoints that training may go on from is whole (the last: "
+            f"{damaged[0][1]}){others}: put checkpoints/ back as it was, say which version is to serve with "
+            "openclaw-rl policy rollback, or begin anew with another --run-dir"
         )
-    return Intact(version=BASE_VERSION, state=None, checkpoint=None, damaged=())
+    return Intact(version=BASE_VERSION, state=None, checkpoint=None)
 
 
-def fall_back(store: Store, intact: Intact, owner: str = "") -> None:
+def _named(versions: Sequence[PolicyVersion]) -> str:
+    return ", ".join(f"{one.name} ({one.reason})" for one in versions)
+
+
+def _fall_back(store: Store, intact: Intact, owner: str) -> None:
     """Take an owner's versions with damaged checkpoints out of service, for the newest whole one.
 
     Training goes on from that one, and must be fed by its answers. The samples of what is given up stay trained: they
     are never used again.
     """
     states = {version.version: version.state for version in store.versions.of(owner)}
+    if intact.passed_over:
+        log.error("passed over, because they were taken out of service: %s", _named(intact.passed_over))
     for version, reason in intact.damaged:
         log.error("the checkpoint of policy-v%d is damaged: %s", version, reason)
         if states[version] is VersionState.CANDIDATE:
             store.versions.reject(version, REASON)
         elif states[version] is VersionState.SERVING:
-            store.versions.roll_back(intact.version, owner)
+            store.versions.roll_back(intact.version, owner, reason=REASON)
         else:
             continue
         store.status.count(DAMAGED)
-        log.error("policy-v%d serves in its place, and training goes on from it", intact.version)
+        log.error("policy-v%d, which it was built on, serves in its place: training goes on from it", intact.version)

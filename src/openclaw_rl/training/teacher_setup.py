@@ -8,7 +8,14 @@ from openclaw_rl.config import Config, TeacherConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.judging.hints import insert_hint
 from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
-from openclaw_rl.policy_files import CorruptPolicy, Weights, WeightsKind, verify_manifest, weights_of
+from openclaw_rl.policy_files import (
+    CorruptPolicy,
+    UnreadablePolicy,
+    Weights,
+    WeightsKind,
+    verify_manifest,
+    weights_of,
+)
 from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.training.checkpoint import checkpoint_path
@@ -101,7 +108,7 @@ def _checkpointed(config: Config, version: int) -> Weights:
     try:
         found = weights_of(directory)
         verify_manifest(found.directory)
-    except CorruptPolicy as error:
+    except (CorruptPolicy, UnreadablePolicy) as error:
         raise ConfigError(f"{option} cannot be read: {error}") from error
     if (found.kind is WeightsKind.LORA) is not config.training.use_lora:
         own = str(config.training.use_lora).lower()

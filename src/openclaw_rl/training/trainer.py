@@ -30,7 +30,7 @@ from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.hint_choice import HintChooser
 from openclaw_rl.training.learned import Learned, LearnedAdapter, LearnedModel, on_cpu
 from openclaw_rl.training.meter import Meter
-from openclaw_rl.training.moments import adam
+from openclaw_rl.training.moments import Adam, adam
 from openclaw_rl.training.objective import StepContext
 from openclaw_rl.training.own_steps import OwnSteps
 from openclaw_rl.training.schedule import lr_share
@@ -133,42 +133,56 @@ class Trainer:
         )
         path = config.custom_loss_function_path
         self._custom = None if path is None else CustomLoss.load(path, config.loss)
-        self._gatekeeper = Gatekeeper(
-            scorer=self.scorer,
-            told_prompt=teacher_prompt,
-            config=config.gate,
-            context_length=self.context_length,
-        )
+        self._gatekeeper = self._make_gatekeeper()
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer = adam(
-            self._parameters,
-            self._optimizer_settings(),
-            device=self.scorer.device,
-            offload=config.offload_optimizer_state,
-            directory=offload_to,
-        )
+        self._optimizer = self._make_optimizer(offload_to)
         self.teacher = teacher(self.scorer)
-        self._chooser = HintChooser(
-            prompt=teacher_prompt,
-            scorer=self.scorer,
-            teacher=self.teacher,
-            context_length=self.context_length,
-            top_k=overlap_top_k,
-            max_tokens=config.max_tokens_per_micro_batch,
-        )
-        self.usable = Usable(
-            uses=Uses.of(config.method, config.loss),
-            loss=config.loss,
-            context_length=self.context_length,
-            vocabulary=self.vocabulary,
-            hint_obstacle=self._chooser.obstacle,
-        )
+        self._chooser = self._make_chooser(overlap_top_k)
+        self.usable = self._make_usable()
         self.step_number = 0
         self.averages: dict[str, float] = {}
         self.weights_version = 0
         self.own = OwnSteps()
         self._trained: tuple[str, ...] = ()
         self._first_rng = torch.get_rng_state()
+
+    # --- its parts, from those before them -----------------------------------------------------------------
+
+    def _make_gatekeeper(self) -> Gatekeeper:
+        return Gatekeeper(
+            scorer=self.scorer,
+            told_prompt=self._teacher_prompt,
+            config=self.config.gate,
+            context_length=self.context_length,
+        )
+
+    def _make_optimizer(self, offload_to: Path | None) -> Adam:
+        return adam(
+            self._parameters,
+            self._optimizer_settings(),
+            device=self.scorer.device,
+            offload=self.config.offload_optimizer_state,
+            directory=offload_to,
+        )
+
+    def _make_chooser(self, overlap_top_k: int) -> HintChooser:
+        return HintChooser(
+            prompt=self._teacher_prompt,
+            scorer=self.scorer,
+            teacher=self.teacher,
+            context_length=self.context_length,
+            top_k=overlap_top_k,
+            max_tokens=self.config.max_tokens_per_micro_batch,
+        )
+
+    def _make_usable(self) -> Usable:
+        return Usable(
+            uses=Uses.of(self.config.method, self.config.loss),
+            loss=self.config.loss,
+            context_length=self.context_length,
+            vocabulary=self.vocabulary,
+            hint_obstacle=self._chooser.obstacle,
+        )
 
     # --- state ---------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, weights_of
+from openclaw_rl.policy_files import CorruptPolicy, UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.serving.engines.factory import SPOKEN_FOR, adapter
 from openclaw_rl.serving.engines.protocol import EngineCapabilities, EngineError, EngineUnavailable
 from openclaw_rl.serving.engines.requirements import Offered, Situation, explain, unmet
@@ -124,7 +124,7 @@ def kind_in_service(config: Config) -> WeightsKind | None:
     try:
         path = store.versions.serving().path
         return None if path is None else weights_of(Path(path)).kind
-    except CorruptPolicy as error:
+    except (CorruptPolicy, UnreadablePolicy) as error:
         logger.warning("the version in service cannot be looked at: %s", error)
         return None
     finally:

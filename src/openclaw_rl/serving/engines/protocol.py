@@ -37,6 +37,12 @@ class EngineOverloaded(EngineError):
     code = "engine_overloaded"
 
 
+class UnreadableVersion(EngineError):
+    """The system does not let the engine read a version's files. They may be sound: not the version is at fault."""
+
+    code = "version_unreadable"
+
+
 class InvalidEngineRequest(EngineError):
     """The request itself is at fault; `param` names the field, as the client knows it."""
 

@@ -18,12 +18,13 @@ from openclaw_rl.policy_files import (
     MANIFEST,
     MODEL_DIR,
     CorruptPolicy,
+    UnreadablePolicy,
     Weights,
     WeightsKind,
     verify_manifest,
     weights_of,
 )
-from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
+from openclaw_rl.serving.engines.protocol import InvalidEngineRequest, UnreadableVersion
 
 _PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _PLAIN: Mapping[str, Any] = {
@@ -47,6 +48,7 @@ def check_weights(path: Path, base: Path) -> Weights:
 
     Raises:
         InvalidEngineRequest: the files are not what was written, hold NaN or infinity, or do not fit.
+        UnreadableVersion: the system does not let us read a file, which may be sound.
     """
     try:
         weights = weights_of(path)
@@ -55,6 +57,8 @@ def check_weights(path: Path, base: Path) -> Weights:
             _check_plain(weights.directory)
         shapes = _shapes(weights.directory)
         _check_finite(weights.directory)
+    except UnreadablePolicy as error:
+        raise UnreadableVersion(str(error)) from error
     except (OSError, ValueError) as error:
         raise _unusable(f"the version's files cannot be used: {error}") from error
     base_shapes = _shapes(base)

@@ -27,6 +27,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineUnavailable,
     InvalidEngineRequest,
     UnknownVersion,
+    UnreadableVersion,
 )
 from openclaw_rl.serving.gateway.auth import Principal
 from openclaw_rl.serving.gateway.errors import GatewayError, bad_request, unavailable, unknown_model
@@ -264,12 +265,16 @@ class Router:
         return BASE_VERSION  # without it nothing is routed at all
 
     async def _stand_ins(self, version: PolicyVersion) -> list[PolicyVersion]:
-        """The versions that served this owner before, the last first."""
+        """The versions that served this owner before, the last first; none that was taken out of service."""
         try:
             own = await asyncio.to_thread(self._store.versions.of, version.owner)
         except STORE_ERRORS:
             return []
-        retired = [one for one in own if one.state is VersionState.RETIRED and one.version != BASE_VERSION]
+        retired = [
+            one
+            for one in own
+            if one.state is VersionState.RETIRED and one.reason is None and one.version != BASE_VERSION
+        ]
         return sorted(retired, key=lambda one: one.version, reverse=True)[:STAND_INS]
 
     async def _has(self, version: PolicyVersion, deadline: float) -> bool:
@@ -285,7 +290,7 @@ class Router:
             return False
         try:
             await self._load(version, deadline)
-        except InvalidEngineRequest as error:
+        except (InvalidEngineRequest, UnreadableVersion) as error:
             logger.error("the engine refuses %s (%s): %s", version_name(number), error.code, error)
             self._refused[number] = self._clock() + REFUSED_S
             return False
@@ -311,7 +316,7 @@ class Router:
                     pause_s = min(2 * pause_s, LONGEST_LOAD_RETRY_S)
         except TimeoutError:
             raise unavailable(f"{name} is not loaded: {problem}; try again shortly.") from None
-        except InvalidEngineRequest:
+        except (InvalidEngineRequest, UnreadableVersion):
             raise
         except EngineError as error:
             logger.error("the engine cannot load %s (%s)", name, error.code)

@@ -27,10 +27,22 @@ from peft import PeftConfig
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from openclaw_rl.policy_files import CorruptPolicy, WeightsKind, adapter_dir, verify_manifest, weights_of
+from openclaw_rl.policy_files import (
+    CorruptPolicy,
+    UnreadablePolicy,
+    WeightsKind,
+    adapter_dir,
+    verify_manifest,
+    weights_of,
+)
 from openclaw_rl.policy_files import Weights as FoundWeights
 from openclaw_rl.serving.engines.embedded.whole import WholeModels, free
-from openclaw_rl.serving.engines.protocol import EngineOverloaded, InvalidEngineRequest, UnknownVersion
+from openclaw_rl.serving.engines.protocol import (
+    EngineOverloaded,
+    InvalidEngineRequest,
+    UnknownVersion,
+    UnreadableVersion,
+)
 from openclaw_rl.types import BASE_VERSION
 
 logger = logging.getLogger(__name__)
@@ -258,12 +270,15 @@ def read_adapter(path: Path) -> tuple[PeftLoraConfig, dict[str, Tensor]]:
 
     Raises:
         InvalidEngineRequest: the manifest does not agree with the files, or this is not a plain LoRA adapter.
+        UnreadableVersion: the system does not let us read a file, which may be sound.
     """
     try:
         verify_manifest(path)
         folder = adapter_dir(path)
         config = PeftConfig.from_pretrained(str(folder))
         tensors = load_file(folder / "adapter_model.safetensors")
+    except UnreadablePolicy as error:
+        raise UnreadableVersion(str(error)) from error
     except (OSError, ValueError) as error:
         raise InvalidEngineRequest(f"the version's files cannot be used: {error}", param="path") from error
     if not isinstance(config, PeftLoraConfig) or any(getattr(config, k, v) != v for k, v in _PLAIN.items()):
@@ -278,6 +293,8 @@ def read_adapter(path: Path) -> tuple[PeftLoraConfig, dict[str, Tensor]]:
 def _weights_of(path: Path) -> FoundWeights:
     try:
         return weights_of(path)
+    except UnreadablePolicy as error:
+        raise UnreadableVersion(str(error)) from error
     except CorruptPolicy as error:
         raise InvalidEngineRequest(f"the version's files cannot be used: {error}", param="path") from error
 

@@ -20,9 +20,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from openclaw_rl.policy_files import verify_manifest
+from openclaw_rl.policy_files import UnreadablePolicy, verify_manifest
 from openclaw_rl.serving.engines.embedded.slot_attention import use_slot_attention
-from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
+from openclaw_rl.serving.engines.protocol import InvalidEngineRequest, UnreadableVersion
 
 T = TypeVar("T")
 
@@ -44,9 +44,12 @@ class WholeModels:
 
         Raises:
             InvalidEngineRequest: a file is not what was written, or the model is not one in the base's shape.
+            UnreadableVersion: the system does not let us read a file, which may be sound.
         """
         try:
             return _giving_way(lambda: self._load(directory))
+        except UnreadablePolicy as error:
+            raise UnreadableVersion(str(error)) from error
         except (OSError, ValueError, SafetensorError) as error:
             raise InvalidEngineRequest(f"the version's files cannot be used: {error}", param="path") from error
 

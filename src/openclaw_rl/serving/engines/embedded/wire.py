@@ -21,13 +21,14 @@ from openclaw_rl.serving.engines.protocol import (
     ScoreRequest,
     TokensDrawn,
     UnknownVersion,
+    UnreadableVersion,
 )
 from openclaw_rl.types import FinishReason, SamplingParams
 
 Json = dict[str, Any]
 
 _SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
-_ERRORS: tuple[type[EngineError], ...] = (EngineError, EngineUnavailable, EngineOverloaded)
+_ERRORS: tuple[type[EngineError], ...] = (EngineError, EngineUnavailable, EngineOverloaded, UnreadableVersion)
 
 
 def chat_request_to_json(request: ChatRequest) -> Json:

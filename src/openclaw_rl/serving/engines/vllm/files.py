@@ -7,8 +7,8 @@ import json
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from openclaw_rl.policy_files import Weights, WeightsKind, verify_manifest, weights_of
-from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
+from openclaw_rl.policy_files import UnreadablePolicy, Weights, WeightsKind, verify_manifest, weights_of
+from openclaw_rl.serving.engines.protocol import InvalidEngineRequest, UnreadableVersion
 from openclaw_rl.types import PolicyVersion
 
 
@@ -56,5 +56,7 @@ def check_modules(directory: Path, served: Collection[str]) -> None:
 def _usable_files() -> Iterator[None]:
     try:
         yield
+    except UnreadablePolicy as error:  # they may be sound
+        raise UnreadableVersion(str(error)) from error
     except (OSError, ValueError) as error:
         raise InvalidEngineRequest(f"the version's files cannot be used: {error}", param="path") from error
