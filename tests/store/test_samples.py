@@ -47,9 +47,9 @@ def test_a_turn_becomes_a_sample_once(store: Store) -> None:
 
 def test_a_dead_trainers_claim_runs_out(store: Store) -> None:
     to_sample(store, "t1")
-    assert len(store.samples.claim(1, lease_s=0.05)) == 1
+    assert len(store.samples.claim(1, lease_s=2.0)) == 1
     assert store.samples.claim(1, lease_s=60.0) == []
-    time.sleep(0.1)
+    time.sleep(2.1)
     assert len(store.samples.claim(1, lease_s=60.0)) == 1
     assert store.status.counts().counters["sample_leases_expired"] == 1
 
