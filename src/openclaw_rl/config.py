@@ -342,6 +342,9 @@ class Config(Section):
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         if self.judge.hint_selection == "overlap" and not loss.opd_top_k:
             raise ValueError("judge.hint_selection = overlap needs training.loss.opd_top_k above 0")
+        words = self.training.gate.without_room(self.engine.context_length, "engine.context_length")
+        if self.training.enabled and words is not None:
+            raise ValueError(words)
         return self
 
     @model_validator(mode="after")

@@ -122,6 +122,10 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.context_length = int(model.config.max_position_embeddings)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        if (
+            words := config.gate.without_room(self.context_length, "the model's max_position_embeddings")
+        ) is not None:
+            raise ConfigError(words)
         self.learned: Learned = (
             LearnedAdapter(model, config.lora, base_path=base_path)
             if config.use_lora
@@ -138,6 +142,7 @@ class Trainer:
             told_prompt=teacher_prompt,
             config=config.gate,
             context_length=self.context_length,
+            max_tokens=config.max_tokens_per_micro_batch,
         )
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = adam(
