@@ -203,6 +203,9 @@ class TrainingConfig(Section):
     """Keep only each layer's input, compute the rest anew for the gradient: a third slower, in much less memory."""
     max_staleness: Count = 8
     """Samples drawn more versions ago than this expire, counted."""
+    max_deaths: Count = 3
+    """So often the trainer may die at one place of a step over a sample (killed, or by an exception), without coming
+    through in between; then it is tried alone. What it dies over alone is rejected (`kills_trainer`)."""
     keep_checkpoints: Count = 4
     """The last checkpoints kept on disk; the one to resume from always is."""
     save_interval: Annotated[int, Field(ge=0)] = 0

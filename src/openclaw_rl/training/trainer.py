@@ -24,7 +24,7 @@ from openclaw_rl.training import gate
 from openclaw_rl.training.advantages import Compared, reward_advantages, rewarded
 from openclaw_rl.training.batch import TokenSequence, TrainBatch, Uses, build_batch
 from openclaw_rl.training.batch_metrics import batch_metrics
-from openclaw_rl.training.custom_loss import CustomLoss
+from openclaw_rl.training.custom_loss import CustomLoss, LossFailed
 from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
 from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.hint_choice import HintChooser
@@ -273,7 +273,7 @@ class Trainer:
         refused: str | None
         try:
             context, self.averages = self.update(batch, meter, progress)
-        except NonFinite as error:
+        except (NonFinite, LossFailed) as error:
             refused, broken = str(error), True
             log.warning("step %d came to nothing: %s", number + 1, refused)
             self._optimizer.zero_grad()
