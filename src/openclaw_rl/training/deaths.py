@@ -3,8 +3,8 @@
 A trainer that dies in a step (the system ends it for the memory that it takes, or it raises) is started again and
 takes the same batch: a death must change nothing about what is learned from. But a batch that kills it would come for
 ever. So deaths are counted for each sample, by the place in the step where they happened: it is the same place if the
-batch is at fault, and not the same three times in a row if somebody kills processes at random. What was counted is
-forgotten once a step came through. A stop, or a wait for the record or the disk, is no death.
+batch is at fault, and seldom the same again if somebody kills processes at random. What was counted is forgotten once
+a step came through. A stop, or a wait for the record or the disk, is no death.
 """
 
 from __future__ import annotations
