@@ -46,7 +46,11 @@ def load_evaluation(config: GateConfig) -> Evaluation | None:
 
 
 def evaluated(
-    outcome: StepOutcome, evaluate: Evaluation, version: Path, config: GateConfig, pause: Callable[[], None]
+    outcome: StepOutcome,
+    evaluate: Evaluation,
+    version: Path,
+    config: GateConfig,
+    pause: Callable[[], None] = lambda: None,
 ) -> StepOutcome:
     """The outcome with what the evaluation gave, refused where that is too little.
 
