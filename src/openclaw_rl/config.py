@@ -203,6 +203,9 @@ class TrainingConfig(Section):
     """Keep only each layer's input, compute the rest anew for the gradient: a third slower, in much less memory."""
     max_staleness: Count = 8
     """Samples drawn more versions ago than this expire, counted."""
+    max_deaths: Count = 3
+    """So often the trainer may die at one place of a step over a sample (killed, or by an exception), without coming
+    through in between; then it is tried alone. What it dies over alone is rejected (`kills_trainer`)."""
     keep_checkpoints: Count = 4
     """The last checkpoints kept on disk; the one to resume from always is."""
     save_interval: Annotated[int, Field(ge=0)] = 0
@@ -342,6 +345,9 @@ class Config(Section):
             raise ValueError("training.loss.normalise = batch needs rollout.batch_size of 2 or more")
         if self.judge.hint_selection == "overlap" and not loss.opd_top_k:
             raise ValueError("judge.hint_selection = overlap needs training.loss.opd_top_k above 0")
+        words = self.training.gate.without_room(self.engine.context_length, "engine.context_length")
+        if self.training.enabled and words is not None:
+            raise ValueError(words)
         return self
 
     @model_validator(mode="after")

@@ -41,6 +41,15 @@ class GateConfig(Section):
     min_evaluation: float | None = None
     """The least that it must give."""
 
+    def without_room(self, context_length: int, named: str) -> str | None:
+        """Why no prompt could ever be probed in a context so long, which is called `named`; None where one can."""
+        if not self.probes or self.probe_tokens < context_length:
+            return None
+        return (
+            f"training.gate.probe_tokens = {self.probe_tokens} leaves no room for a prompt with {named} = "
+            f"{context_length}: set a smaller one, or training.gate.probes = 0"
+        )
+
     @model_validator(mode="after")
     def _an_evaluation_is_held_to_something(self) -> GateConfig:
         if (self.evaluation_path is None) != (self.min_evaluation is None):

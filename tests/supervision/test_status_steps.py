@@ -18,8 +18,8 @@ SHORT = {"probe_tokens": 2.0, "probe_base_tokens": 24.0}
 def test_answers_far_shorter_than_the_bases_have_a_line_of_their_own(tmp_path: Path) -> None:
     store = Store.open(tmp_path / "store.sqlite")
     prepare_state(tmp_path, "http://127.0.0.1:1/v1")
-    to_sample(store, "t1", "t2", "t3", "t4")
-    store.samples.claim(4, 60.0)
+    to_sample(store, "t1", "t2", "t3", "t4", "t5")
+    store.samples.claim(5, 60.0)
 
     def warned(step: int, metrics: Mapping[str, float], *, refused: bool = False) -> list[str]:
         version = candidate(step)
@@ -34,5 +34,8 @@ def test_answers_far_shorter_than_the_bases_have_a_line_of_their_own(tmp_path: P
         "those of the base 24.0"
     ]
     assert warned(3, SHORT, refused=True) == []
-    assert warned(4, {**SHORT, "probe_tokens": 12.0}) == []
+    assert warned(4, {**SHORT, "probe_tokens": 12.0, "gate_probes_skipped": 0.0}) == []
+    assert warned(5, {"gate_probes_skipped": 1.0}) == [
+        "  warning   policy-v5 was not heard by the gate: no prompt of its batch left room for a probe answer"
+    ]
     store.close()

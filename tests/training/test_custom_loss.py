@@ -153,10 +153,35 @@ def test_an_error_of_its_own_is_one_sentence_at_start_up(tmp_path: Path) -> None
         CustomLoss(dict.update, LossConfig())
 
 
-def test_what_it_raises_in_a_step_is_its_own(tmp_path: Path) -> None:
-    trainer = trainer_with(written(tmp_path, "return a * (1 if len(a) == 4 else 1 / 0)"))
-    with pytest.raises(ZeroDivisionError):
-        trainer.step(batch_of_everything(trainer))
+@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("return a * (1 if len(a) == 4 else 1 / 0)", "custom_loss_raised_ZeroDivisionError"),
+        ("return a if len(a) == 4 else a[:2]", "custom_loss_unusable"),
+        ("return a if len(a) == 4 else a.detach()", "custom_loss_unusable"),
+        ("return a.sum() * (1 if len(a) == 4 else 1 + 1j)", "custom_loss_raised_RuntimeError"),
+    ],
+)
+def test_what_it_raises_in_a_step_costs_that_step_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: str, reason: str, epochs: int
+) -> None:
+    trainer = trainer_of({"opd_top_k": 0}, custom_loss_function_path=written(tmp_path, body), epochs_per_batch=epochs)
+    samples, before = batch_of_everything(trainer), trainer.state()
+    outcome = trainer.step(samples)
+    assert (outcome.refused, outcome.weights_changed) == (reason, False)
+    assert "training.custom_loss_function_path raised " in caplog.text
+    after = trainer.state()
+    assert (after.step, after.averages) == (before.step, before.averages)
+    assert all(torch.equal(before.weights[name], tensor) for name, tensor in after.weights.items())
+    assert torch.equal(before.rng, after.rng)
+
+
+@pytest.mark.parametrize("kind", ["MemoryError()", "torch.OutOfMemoryError()", "OSError(28, 'no space')"])
+def test_what_is_not_its_fault_is_passed_on(tmp_path: Path, kind: str) -> None:
+    body = f"\n    if len(a) > 4:\n        raise {kind}\n    return a"
+    with pytest.raises((MemoryError, torch.OutOfMemoryError, OSError)):
+        trainer_with(written(tmp_path, body)).step(batch_of_everything(tiny_trainer(shaken=True)))
 
 
 @pytest.mark.parametrize("epochs", [1, 3])

@@ -8,7 +8,8 @@ import pytest
 
 from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.training.evaluation import load_evaluation
+from openclaw_rl.training.evaluation import evaluated, load_evaluation
+from openclaw_rl.training.trainer import StepOutcome
 
 CODE = """
 def score(version): return 1.0
@@ -58,6 +59,42 @@ def test_a_file_that_raises_is_one_sentence(tmp_path: Path) -> None:
     config = GateConfig(evaluation_path=f"{tmp_path / 'broken.py'}:score", min_evaluation=0.5)
     with pytest.raises(ConfigError, match=r"RuntimeError \(broken\.py:2\): no data"):
         load_evaluation(config)
+
+
+OUTCOME = StepOutcome(step=1, metrics={"loss": 0.5}, seconds=1.0)
+CONFIG = GateConfig(evaluation_path="x:y", min_evaluation=0.5)
+
+
+class Failing:
+    """Raises so many times, then gives 0.75."""
+
+    def __init__(self, times: int, error: Exception) -> None:
+        self.times, self.error, self.asked = times, error, 0
+
+    def __call__(self, _version: Path) -> float:
+        self.asked += 1
+        if self.asked <= self.times:
+            raise self.error
+        return 0.75
+
+
+@pytest.mark.parametrize(("times", "refused"), [(0, None), (1, None), (2, None), (3, "evaluation_raised_KeyError")])
+def test_one_that_raises_is_asked_three_times_and_then_refuses(
+    caplog: pytest.LogCaptureFixture, times: int, refused: str | None
+) -> None:
+    failing, pauses = Failing(times, KeyError("what a user wrote")), []
+    outcome = evaluated(OUTCOME, failing, Path("v"), CONFIG, lambda: pauses.append(1))
+    assert outcome.refused == refused
+    assert outcome.metrics == ({"loss": 0.5} if refused else {"loss": 0.5, "evaluation": 0.75})
+    assert (failing.asked, len(pauses)) == (min(times + 1, 3), min(times, 2))
+    assert ("training.gate.evaluation_path raised KeyError (test_evaluation.py:" in caplog.text) == (times > 0)
+    assert "what a user wrote" not in caplog.text
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space left")])
+def test_memory_and_disk_are_not_the_evaluations_fault(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        evaluated(OUTCOME, Failing(1, error), Path("v"), CONFIG, lambda: None)
 
 
 def test_without_one_there_is_none() -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from openclaw_rl.config import Config
 from openclaw_rl.config_gate import GateConfig
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.training.batch import TokenSequence
 from openclaw_rl.training.gate import RULES, Readings, Rule, far_shorter, repetition, verdict
 from openclaw_rl.training.gatekeeper import KnownAnswer
@@ -111,6 +113,36 @@ def test_before_any_change_policy_and_base_are_told_apart_by_nothing() -> None:
     assert outcome.metrics["probe_base_tokens"] == outcome.metrics["probe_tokens"]
     assert outcome.metrics["entropy_after"] > 0.1
     assert outcome.metrics["entropy_of_base"] == pytest.approx(outcome.metrics["entropy_after"], abs=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 40, 256])
+@pytest.mark.parametrize("mode", [Mode.REFERENCE, Mode.TEACHER])
+def test_known_answers_are_read_in_passes_and_read_the_same(tokens: int, mode: Mode) -> None:
+    """Some share a prompt, one is longer than a piece of the head, and all are more than a pass may hold."""
+    trainer = tiny_trainer(shaken=True, max_tokens_per_micro_batch=tokens)
+    known = [
+        KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(6, 7)),
+        KnownAnswer(prompt_ids=(3, 4, 5), response_ids=(8,)),
+        KnownAnswer(prompt_ids=(9,) * 30, response_ids=tuple(range(1, 55)) * 2),
+        KnownAnswer(prompt_ids=(1,), response_ids=(2, 3, 4)),
+    ]
+    whole = [
+        trainer.scorer.score(TokenSequence(prompt_ids=k.prompt_ids, response_ids=k.response_ids, start=0), mode)
+        for k in known
+    ]
+    passes = []
+    read = trainer._gatekeeper._mean_logprob(known, mode, lambda: passes.append(1))
+    assert read == pytest.approx(float(torch.stack([one.logprobs.mean() for one in whole]).mean()), abs=1e-5)
+    assert len(passes) >= {1: 3, 40: 2, 256: 1}[tokens]
+
+
+def test_probe_answers_that_leave_no_room_for_a_prompt_are_an_error_at_the_start() -> None:
+    with pytest.raises(ConfigError, match=r"training\.gate\.probe_tokens = 256 .* max_position_embeddings = 256"):
+        tiny_trainer(gate={"probe_tokens": 256})
+    tiny_trainer(gate={"probe_tokens": 255})
+    tiny_trainer(gate={"probe_tokens": 256, "probes": 0})
+    with pytest.raises(ValidationError, match=r"training\.gate\.probe_tokens = 64 .* engine\.context_length = 64"):
+        Config.model_validate({"engine": {"context_length": 64}, "training": {"gate": {"probe_tokens": 64}}})
 
 
 def test_a_batch_of_accepted_retries_alone_is_read_on_them() -> None:

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from openclaw_rl.config_gate import GateConfig
+from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
 from openclaw_rl.training.batch import TokenSequence
 from openclaw_rl.training.gate import Readings
 from openclaw_rl.training.gatekeeper import Gatekeeper
-from openclaw_rl.training.scorer import Generated, Mode, Scores
+from openclaw_rl.training.scorer import Generated, Mode
 from openclaw_rl.types import Sample
 from tests.training.support import make_sample, teacher_prompt, tiny_trainer
 
@@ -34,13 +35,19 @@ class ToldScorer:
         ids = tuple(range(1, self.tokens[mode] + 1))
         return [Generated(ids=ids, logprobs=(self.base,) * len(ids)) for _ in prompts]
 
-    def score(self, sequence: TokenSequence, mode: Mode) -> Scores:
+    def logprobs(self, sequences: Sequence[TokenSequence], mode: Mode, **_: Any) -> list[torch.Tensor]:
         assert mode is Mode.REFERENCE
-        return Scores(logprobs=torch.full((len(sequence.response_ids),), self.under_base))
+        return [torch.full((len(sequence.response_ids),), self.under_base) for sequence in sequences]
 
 
-def keeper_of(scorer: ToldScorer) -> Gatekeeper:
-    return Gatekeeper(scorer=cast(Any, scorer), told_prompt=teacher_prompt, config=CONFIG, context_length=256)
+def keeper_of(scorer: ToldScorer, context_length: int = 256) -> Gatekeeper:
+    return Gatekeeper(
+        scorer=cast(Any, scorer),
+        told_prompt=teacher_prompt,
+        config=CONFIG,
+        context_length=context_length,
+        max_tokens=256,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +59,46 @@ def below(keeper: Gatekeeper, samples: list[Sample], told: str) -> float | None:
     """How far below the base the reading says that the new weights are."""
     readings = keeper._in_their_own_words(Readings(loss=0.0, weights_finite=True), samples, told)
     return readings.nats_below_told_base if told else readings.nats_below_base
+
+
+def test_where_the_hints_do_not_fit_the_base_is_asked_without_them(samples: list[Sample]) -> None:
+    """The prompt has 5 tokens and an answer 32: 39 have room for a hint of two letters, not of three."""
+    scorer = ToldScorer()
+    scorer.under_base = -1.3
+    keeper = keeper_of(scorer, context_length=39)
+    sound = Readings(loss=0.0, weights_finite=True)
+    told = keeper._in_their_own_words(sound, samples, "hm")
+    assert told.nats_below_told_base == pytest.approx(0.3)
+    assert told.nats_below_base is None
+    untold = keeper._in_their_own_words(sound, samples, "hmm")
+    assert untold.nats_below_told_base is None
+    assert untold.nats_below_base == pytest.approx(0.3)
+    assert scorer.base_asked[-1] == samples[0].tokens.prompt_ids
+    assert untold.repetition == 0.0
+    assert told.metrics()["gate_probes_skipped"] == untold.metrics()["gate_probes_skipped"] == 0.0
+
+
+def test_a_template_that_refuses_the_hints_is_asked_without_them(samples: list[Sample]) -> None:
+    def refuse(_sample: Sample) -> tuple[int, ...]:
+        raise InvalidEngineRequest("no system message here", param="messages", code="invalid_messages")
+
+    keeper = keeper_of(ToldScorer())
+    keeper._told_prompt = refuse
+    readings = keeper._in_their_own_words(Readings(loss=0.0, weights_finite=True), samples, "hm")
+    assert readings.nats_below_base == pytest.approx(0.0)
+
+
+def test_where_no_prompt_fits_nothing_is_asked_and_it_is_said(
+    samples: list[Sample], caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer = ToldScorer()
+    with caplog.at_level(logging.WARNING):
+        readings = keeper_of(scorer, context_length=36)._in_their_own_words(
+            Readings(loss=0.0, weights_finite=True), samples, "hm"
+        )
+    assert scorer.base_asked == []
+    assert readings.metrics() == {"gate_probes_skipped": 1.0}
+    assert "language and repetition are not read" in caplog.text
 
 
 @pytest.mark.parametrize("told", ["hm", ""])
@@ -125,7 +172,9 @@ def test_answers_far_shorter_than_the_bases_are_warned_of(
         def _in_their_own_words(self, *_: Any) -> Readings:
             return words
 
-    trainer._gatekeeper = Short(scorer=trainer.scorer, told_prompt=teacher_prompt, config=CONFIG, context_length=256)
+    trainer._gatekeeper = Short(
+        scorer=trainer.scorer, told_prompt=teacher_prompt, config=CONFIG, context_length=256, max_tokens=256
+    )
     with caplog.at_level(logging.WARNING):
         trainer.step(samples)
     assert "2.0 tokens on average, those of the base 20.0" in caplog.text

@@ -8,14 +8,18 @@ from pathlib import Path
 
 from openclaw_rl.config import Config, ModelConfig, TrainingConfig
 from openclaw_rl.store import Store
+from openclaw_rl.store.deaths import Death
 from openclaw_rl.training.loop import run
 from openclaw_rl.types import LoopName, LoopStatus
+from tests.training.test_cycle import fill
 
 
 def test_it_closes_its_predecessors_spans_and_loads_nothing_once_told_to_stop(tmp_path: Path) -> None:
     no_model = ModelConfig(path=str(tmp_path / "nothing"))  # loading it would fail
     config = Config(run_dir=tmp_path, model=no_model, training=TrainingConfig(niceness=0))
     store = Store.open(config.store_path)
+    fill(store, 2)
+    store.samples.claim(1, 60.0)
     killed = [store.status.span(name) for name in ("training_step", "publish")]
     for span in killed:
         span.__enter__()
@@ -25,7 +29,7 @@ def test_it_closes_its_predecessors_spans_and_loads_nothing_once_told_to_stop(tm
             loop=LoopName.TRAINING,
             pid=1,
             heartbeat_at=died_at,
-            activity="a step",
+            activity="training step 1: computing gradients",
             waiting_for=None,
             since=died_at,
             details={},
@@ -35,6 +39,7 @@ def test_it_closes_its_predecessors_spans_and_loads_nothing_once_told_to_stop(tm
     stop.set()
     run(config, stop)
     assert [(span.ended_at, span.details) for span in store.status.spans()] == [(died_at, {"aborted": True})] * 2
+    assert store.deaths.of(["t0", "t1"]) == {"t0": [Death(place="computing gradients", number=1, alone=True)]}
     store.close()
 
 

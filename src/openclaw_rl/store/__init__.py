@@ -8,6 +8,7 @@ from pathlib import Path
 
 from openclaw_rl.store.archive import ArchiveStore
 from openclaw_rl.store.database import PATIENCE_S, Database
+from openclaw_rl.store.deaths import DeathStore
 from openclaw_rl.store.erasure import ErasureStore
 from openclaw_rl.store.feedback import FeedbackStore
 from openclaw_rl.store.identity import IdentityStore
@@ -37,6 +38,7 @@ class Store:
         self.feedback = FeedbackStore(database)
         self.replay = ReplayStore(database)
         self.samples = SampleStore(database)
+        self.deaths = DeathStore(database)
         self.versions = VersionStore(database)
         self.status = StatusStore(database)
         self.archive = ArchiveStore(database)

@@ -184,6 +184,11 @@ class SampleStore:
         with self._database.write() as connection:
             return _return_expired_leases(connection, float("inf"))
 
+    def give_back(self, turn_ids: Sequence[str]) -> None:
+        """Claimed samples that the step is made without wait again."""
+        with self._database.write() as connection:
+            move_samples(connection, turn_ids, SampleState.READY, lease_until=None)
+
     def commit_step(self, record: StepRecord, version: PolicyVersion, *, basis: int | None = None) -> None:
         """A step is done: its samples, its row and its version, in one transaction.
 

@@ -26,6 +26,8 @@ metadata = MetaData()
 
 MAX_OWNER = 256
 """Characters of an owner's name."""
+MAX_PLACE = 64
+"""Characters of a place in a step."""
 
 
 def _owner() -> Column[str]:
@@ -161,6 +163,15 @@ samples = Table(
     _owner(),
     Index("samples_by_state", "state", "created_at"),
     Index("samples_by_owner", "state", "owner", "created_at"),
+)
+
+deaths = Table(  # of the trainer, in a step over this sample
+    "deaths",
+    metadata,
+    Column("turn_id", ForeignKey("turns.turn_id"), primary_key=True),
+    Column("place", String(MAX_PLACE), primary_key=True),  # what it was at
+    Column("number", Integer, nullable=False),
+    Column("alone", Boolean, nullable=False),  # whether the sample, or its group, was the whole batch at the last one
 )
 
 steps = Table(

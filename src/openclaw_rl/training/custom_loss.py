@@ -24,6 +24,7 @@ from openclaw_rl.config import LossConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.extensions import load_checked, origin
 from openclaw_rl.training.objective import PIECE, Distribution, Given, StepContext, TokenReadings, token_readings
+from openclaw_rl.training.own_code import refusal
 from openclaw_rl.types import Sample
 
 OPTION = "training.custom_loss_function_path"
@@ -32,6 +33,10 @@ NOTHING_LEARNED = f"{OPTION}: what it returns does not depend on policy_logprobs
 
 POSITIONAL = ("policy_logprobs", "reference_logprobs", "rewards", "advantages", "config")
 """What a function takes in these places, whatever it calls them (the earlier guide says `policy_logits`)."""
+
+
+class LossFailed(Exception):
+    """It gave no loss in a step; the message is the reason, as a counter's name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +71,7 @@ class CustomLoss:
 
     Raises:
         ConfigError: it cannot be called in this way, or its first try on a row of four made-up tokens shows that what
-            it returns is no loss, or raises. (What it raises later, in a step, is passed on.)
+            it returns is no loss, or raises.
     """
 
     def __init__(self, function: Callable[..., Any], config: LossConfig) -> None:
@@ -127,6 +132,9 @@ def given_by(
 
     `hidden` [N, H]: the student's hidden states at every acting token, without gradients; `first`: whether this is
     the first pass over the batch.
+
+    Raises:
+        LossFailed: the function raised over these tokens, or returned what is no loss.
     """
     batch = context.batch
     acting = (batch.weights > 0).nonzero().squeeze(-1)
@@ -137,22 +145,24 @@ def given_by(
         for piece in torch.split(acting, PIECE)
     )
     absent = torch.full_like(read.advantage, math.nan)
-    given = custom.given(
-        LossInputs(
-            policy_logprobs=read.student.requires_grad_(),
-            reference_logprobs=read.reference,
-            old_logprobs=read.old,
-            teacher_logprobs=read.teacher,
-            rewards=torch.where(batch.reward_mask[acting], batch.rewards[acting], absent),
-            advantages=read.advantage,
-            mask=torch.ones_like(acting, dtype=torch.bool),
-            reward_mask=batch.reward_mask[acting],
-            hint_mask=batch.hint_mask[acting],
-            owner=batch.owner[acting],
-            weights=batch.weights[acting],
-            samples=batch.samples,
-        )
+    inputs = LossInputs(
+        policy_logprobs=read.student.requires_grad_(),
+        reference_logprobs=read.reference,
+        old_logprobs=read.old,
+        teacher_logprobs=read.teacher,
+        rewards=torch.where(batch.reward_mask[acting], batch.rewards[acting], absent),
+        advantages=read.advantage,
+        mask=torch.ones_like(acting, dtype=torch.bool),
+        reward_mask=batch.reward_mask[acting],
+        hint_mask=batch.hint_mask[acting],
+        owner=batch.owner[acting],
+        weights=batch.weights[acting],
+        samples=batch.samples,
     )
+    try:
+        given = custom.given(inputs)
+    except Exception as error:  # whatever the user's own code raises
+        raise LossFailed(refusal("custom_loss", OPTION, error)) from error
     slope = torch.zeros_like(batch.weights)
     slope[acting] = given.slope
     return Given(value=given.value, slope=slope)

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 from openclaw_rl.config import Config
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
@@ -24,15 +25,16 @@ from openclaw_rl.store.versions import BasisChanged
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import (
     discard_uncommitted,
-    prune_checkpoints,
     save_checkpoint,
 )
+from openclaw_rl.training.deaths import EVALUATING, Deaths, Stopped, said_in_evaluation, said_in_step, stop_told
 from openclaw_rl.training.due import next_owner
-from openclaw_rl.training.evaluation import evaluated, load_evaluation
+from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.metric_log import metric_files
 from openclaw_rl.training.origin import begin, check_adapter
 from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
+from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import (
     PUBLISH,
     Publisher,
@@ -43,7 +45,6 @@ from openclaw_rl.training.publish import (
 )
 from openclaw_rl.training.recovery import resumable
 from openclaw_rl.training.step_rows import rows_of
-from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.turns_of_owners import Kept, KeptStates
 from openclaw_rl.training.window import closed_because, last_use
@@ -54,14 +55,12 @@ log = logging.getLogger(__name__)
 TRAINING_STEP = "training_step"
 """The name of its spans."""
 POLL_S = 0.25
+EVALUATION_PAUSE_S = 2.0
+"""How long an evaluation that raised is left alone before it is asked again."""
 HINTS_TOLD = 3
 """How many of the last hints the base is told, to see what it would have said in the place of the new weights."""
 REFUSED_BY_ENGINE = "engine"
 """Why a version never serves that the engine will not load."""
-
-
-class Stopped(Exception):
-    """The process was told to stop in the middle of a step, which is then as if it had never begun."""
 
 
 class TrainingLoop:
@@ -86,6 +85,8 @@ class TrainingLoop:
         self._reporter = reporter
         self._stop = stop
         self._patience = Patience(stop, reporter.waiting, pause_s=1.0, max_pause_s=30.0)
+        self._deaths = Deaths(store, config.training)
+        self._doing = ""
         self._plain_answers = tuple(plain_answers)
         self._evaluate = load_evaluation(config.training.gate)
         self._metric_files = metric_files(config)
@@ -97,17 +98,21 @@ class TrainingLoop:
     def run(self) -> None:
         """Go on until `stop` is set; where record or disk cannot be used, wait, then begin as after a kill."""
         try:
-            while not self._stop.is_set():
-                try:
-                    self.resume()
-                    self._go_on()
-                except STORE_ERRORS as error:
-                    self._wait_out(error)
-                    self._patience.until_done(self._close_spans)
+            with stop_told(self._stop, self._reporter):
+                self._until_stopped()
         except (Stopped, StoppedInOutage):
             log.info("stopped in the middle of a step; its samples wait again")
         finally:
             self._release()
+
+    def _until_stopped(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.resume()
+                self._go_on()
+            except STORE_ERRORS as error:
+                self._wait_out(error)
+                self._patience.until_done(self._close_spans)
 
     def _wait_out(self, error: Exception) -> None:
         """Wait a while for what cannot be used, and say what that is; raise what no waiting mends."""
@@ -175,7 +180,7 @@ class TrainingLoop:
             self._store.status.count("steps_refused")
         elif self._commit(samples, outcome) and self._publish_candidates():
             self._follow_service()
-            self._prune()
+            prune(self._config, self._store, self._owner or "")
         return True
 
     # --- the steps of a cycle, in order --------------------------------------------------------------------
@@ -309,6 +314,7 @@ class TrainingLoop:
         claimed = claims or self._store.samples.claim(
             decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
         )
+        claimed = self._deaths.sift(claimed)
         obstacles = self._trainer.usable.obstacles(claimed)
         for sample in claimed:
             if sample.turn_id in obstacles:
@@ -322,10 +328,14 @@ class TrainingLoop:
         def progress(doing: str) -> None:
             if self._stop.is_set():
                 raise Stopped
-            self._reporter.working(f"training step {step}: {doing}", step=step, samples=len(samples))
+            self._doing = doing
+            self._reporter.working(said_in_step(step, doing), step=step, samples=len(samples))
 
         progress("starting")
-        with self._store.status.span(TRAINING_STEP, step=step, samples=len(samples)):
+        with (
+            self._store.status.span(TRAINING_STEP, step=step, samples=len(samples)),
+            self._deaths.counted(samples, lambda: self._doing),
+        ):
             return self._trainer.step(
                 samples,
                 progress,
@@ -350,8 +360,8 @@ class TrainingLoop:
         root = root_of(self._config.checkpoints_dir.resolve(), owner)
         checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
         if outcome.refused is None and self._evaluate is not None:
-            self._reporter.working(f"evaluating version {outcome.step}")
-            outcome = evaluated(outcome, self._evaluate, weights_of(checkpoint).directory, self._config.training.gate)
+            outcome = self._evaluated(samples, outcome, self._evaluate, weights_of(checkpoint).directory)
+        self._deaths.survived(samples)
         self._reporter.working(f"committing step {outcome.step}")
         record, version = rows_of(samples, outcome, checkpoint, owner)
         try:
@@ -373,24 +383,20 @@ class TrainingLoop:
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
         return True
 
+    def _evaluated(
+        self, samples: list[Sample], outcome: StepOutcome, evaluate: Evaluation, version: Path
+    ) -> StepOutcome:
+        def pause() -> None:
+            if self._stop.wait(EVALUATION_PAUSE_S):
+                raise Stopped
+
+        self._reporter.working(said_in_evaluation(outcome.step))
+        with self._deaths.counted(samples, lambda: EVALUATING):
+            return evaluated(outcome, evaluate, version, self._config.training.gate, pause)
+
     def _log_metrics(self) -> None:
         """Bring the files of metrics up to what is committed."""
         steps = self._store.samples.steps()
         refused = {v.version: v.reason for v in self._store.versions.all() if v.state is VersionState.REJECTED}
         for file in self._metric_files:
             file.follow(steps, refused)
-
-    def _prune(self) -> None:
-        keep, interval = self._config.training.keep_checkpoints, self._config.training.save_interval
-        needed = {VersionState.SERVING, VersionState.CANDIDATE}
-        owner = self._owner or ""
-        versions = self._store.versions.of(owner)
-        in_use = {version.step for version in versions if version.state in needed or version.pinned}
-        frozen = frozen_version(self._config.training.teacher)
-        in_use |= set() if frozen is None else {frozen}
-        refused = [version.step for version in versions if version.state is VersionState.REJECTED]
-        if interval:
-            in_use |= {v.step for v in versions if v.step % interval == 0 and v.state is not VersionState.REJECTED}
-        prune_checkpoints(
-            root_of(self._config.checkpoints_dir, owner), keep=keep, in_use=in_use | set(refused[-keep:])
-        )

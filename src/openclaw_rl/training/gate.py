@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from openclaw_rl.config_gate import GateConfig
 
 NGRAM = 4
+PROBES_SKIPPED = "gate_probes_skipped"
+"""The name of the metric that says so."""
 FAR_SHORTER = 0.25
 """Probe answers with less than this share of the tokens of the base's are warned of."""
 
@@ -25,7 +27,8 @@ class Readings:
     negative where they are the likelier ones. `nats_below_base`: the same where there is nothing to tell the base.
     `probe_drop`: how much less likely known good answers became than they
     are under the base. `repetition`: a share. `mean_tokens`: of the probe answers; `base_tokens`: of the base's own,
-    told or not. `entropy_of_base`: the base's where `entropy` was read.
+    told or not. `entropy_of_base`: the base's where `entropy` was read. `probes_skipped`: whether there were to be
+    probe answers, and no prompt left room for them; None where there were to be none.
     """
 
     loss: float | None
@@ -41,6 +44,7 @@ class Readings:
     base_tokens: float | None = None
     probe_drop: float | None = None
     evaluation: float | None = None
+    probes_skipped: bool | None = None
 
     def metrics(self) -> dict[str, float]:
         """What was measured, by the names that a step's metrics have."""
@@ -56,6 +60,7 @@ class Readings:
             "probe_base_tokens": self.base_tokens,
             "probe_drop": self.probe_drop,
             "evaluation": self.evaluation,
+            PROBES_SKIPPED: None if self.probes_skipped is None else float(self.probes_skipped),
         }
         return {name: value for name, value in named.items() if value is not None}
 

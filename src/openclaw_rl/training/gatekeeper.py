@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from openclaw_rl.config_gate import GateConfig
+from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
 from openclaw_rl.training import gate, losses
 from openclaw_rl.training.batch import TokenSequence
 from openclaw_rl.training.gradients import Progress, pieces
@@ -45,12 +46,22 @@ class KnownAnswer:
 
 
 class Gatekeeper:
-    """Reads new weights. `told_prompt` renders a sample's prompt with its hint put in, as for the teacher."""
+    """Reads new weights. `told_prompt` renders a sample's prompt with its hint put in, as for the teacher.
+
+    `max_tokens`: in one forward pass over known answers and probe answers.
+    """
 
     def __init__(
-        self, *, scorer: Scorer, told_prompt: TeacherPrompt, config: GateConfig, context_length: int
+        self,
+        *,
+        scorer: Scorer,
+        told_prompt: TeacherPrompt,
+        config: GateConfig,
+        context_length: int,
+        max_tokens: int,
     ) -> None:
         self._scorer = scorer
+        self._max_tokens = max_tokens
         self._told_prompt = told_prompt
         self._config = config
         self._context_length = context_length
@@ -89,9 +100,12 @@ class Gatekeeper:
         progress("probing the new weights on the batch")
         readings = self._on_the_batch(readings, context)
         if known:
-            progress("probing the new weights on known answers")
-            drop = self._mean_logprob(known, Mode.REFERENCE) - self._mean_logprob(known, Mode.TEACHER)
-            readings = dataclasses.replace(readings, probe_drop=drop)
+            probing = "probing the new weights on known answers"
+            progress(probing)
+            base, now = (
+                self._mean_logprob(known, mode, lambda: progress(probing)) for mode in (Mode.REFERENCE, Mode.TEACHER)
+            )
+            readings = dataclasses.replace(readings, probe_drop=base - now)
         if self._config.probes:
             progress("reading what the new weights answer")
             readings = self._in_their_own_words(readings, context.batch.samples, " ".join(hints))
@@ -133,7 +147,9 @@ class Gatekeeper:
             entropy_of_base=float(torch.cat(of_base).mean()),
         )
 
-    def _mean_logprob(self, answers: Sequence[KnownAnswer], mode: Mode) -> float:
+    def _mean_logprob(
+        self, answers: Sequence[KnownAnswer], mode: Mode, progress: Callable[[], None] = lambda: None
+    ) -> float:
         """Mean over answers of the mean log-probability of their tokens."""
         sequences, start = [], 0
         for answer in answers:
@@ -141,14 +157,26 @@ class Gatekeeper:
                 TokenSequence(prompt_ids=answer.prompt_ids, response_ids=answer.response_ids, start=start)
             )
             start += len(answer.response_ids)
-        scores = [self._scorer.score(sequence, mode) for sequence in sequences]
-        return float(torch.stack([score.logprobs.mean() for score in scores]).mean())
+        read = self._scorer.logprobs(sequences, mode, max_tokens=self._max_tokens, progress=progress)
+        return float(torch.stack([logprobs.mean() for logprobs in read]).mean())
 
     def _in_their_own_words(self, readings: gate.Readings, samples: Sequence[Sample], told: str) -> gate.Readings:
-        """What the new weights answer to prompts of the batch, beside what the base would, told the hints if any."""
+        """What the new weights answer to prompts of the batch, beside what the base would, told the hints if any.
+
+        Where no prompt fits together with the hints, the base is told nothing: a policy that fell apart must be seen
+        by some reading. Where none fits at all, there is none, and that is said.
+        """
         asked = self._probe_samples(samples, told)
+        if not asked and told:
+            log.warning("no prompt of the batch leaves room for the hints: the base is asked without them")
+            told = ""
+            asked = self._probe_samples(samples, told)
         if not asked:
-            return readings
+            log.warning(
+                "no prompt of the batch leaves room for an answer of %d tokens: language and repetition are not read",
+                self._config.probe_tokens,
+            )
+            return dataclasses.replace(readings, probes_skipped=True)
         length = self._config.probe_tokens
         prompts = [sample.tokens.prompt_ids for sample in asked]
         told_prompts = [self._prompt_told(sample, told) for sample in asked]
@@ -165,6 +193,7 @@ class Gatekeeper:
         below = self._base_on_itself(which, told_prompts, trusted_to=under_base + TRUSTED_SHARE * bound) - under_base
         return dataclasses.replace(
             readings,
+            probes_skipped=False,
             nats_below_told_base=below if told else None,
             nats_below_base=None if told else below,
             repetition=gate.repetition([answer.ids for answer in own]),
@@ -195,9 +224,15 @@ class Gatekeeper:
         fitting = [
             sample
             for _, sample in sorted(by_prompt.items(), key=lambda item: (len(item[0]), item[0]))
-            if len(self._prompt_told(sample, told)) <= room
+            if self._fits(sample, told, room)
         ]
         return fitting[: self._config.probes]
+
+    def _fits(self, sample: Sample, told: str, room: int) -> bool:
+        try:
+            return len(self._prompt_told(sample, told)) <= room
+        except InvalidEngineRequest:  # the chat template refuses these messages with a hint in them
+            return False
 
 
 def _mean_of(answers: Sequence[Generated]) -> float:

@@ -21,10 +21,7 @@ from openclaw_rl.training.custom_loss import CustomLoss, given_by
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.objective import StepContext, demonstration_terms, fill_mean_log_ratio, loss_terms
 from openclaw_rl.training.packing import Pack
-from openclaw_rl.training.scorer import Mode, Scorer
-
-HEAD_CHUNK = 64
-"""Response tokens whose distributions exist at once: 64 x 49,152 entries are 13 MB, and a dozen such are alive."""
+from openclaw_rl.training.scorer import HEAD_CHUNK, Mode, Scorer
 
 Progress = Callable[[str], None]
 

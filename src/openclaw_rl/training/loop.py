@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from openclaw_rl.config import Config
+from openclaw_rl.config import Config, TrainingConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
 from openclaw_rl.serving.engines.factory import connect
@@ -20,6 +20,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience, StoppedInOutage
 from openclaw_rl.supervision.process import LoopReporter, ending_at_once, give_way
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
+from openclaw_rl.training.deaths import count_killed
 from openclaw_rl.training.plain_answers import plain_answers
 from openclaw_rl.training.publish import PAUSE_S, PUBLISH, EnginePublisher
 from openclaw_rl.training.teacher_setup import teacher_of, teacher_prompt
@@ -34,7 +35,7 @@ def run(config: Config, stop: threading.Event) -> None:
     try:
         with contextlib.suppress(StoppedInOutage):
             # Nothing is said meanwhile: those spans end where the one before this one was last heard of.
-            Patience(stop, lambda _words: None).until_done(lambda: _close_spans(store))
+            Patience(stop, lambda _words: None).until_done(lambda: _bury(store, config.training))
         reporter = LoopReporter(store, LoopName.TRAINING)
         if not config.training.enabled:
             idle(reporter, stop)
@@ -65,8 +66,10 @@ def run(config: Config, stop: threading.Event) -> None:
         store.close()
 
 
-def _close_spans(store: Store) -> None:
-    store.status.abort_spans((TRAINING_STEP, PUBLISH), LoopName.TRAINING)  # those of a killed predecessor
+def _bury(store: Store, config: TrainingConfig) -> None:
+    """End what a killed predecessor left open, and count its death."""
+    store.status.abort_spans((TRAINING_STEP, PUBLISH), LoopName.TRAINING)
+    count_killed(store, config)
 
 
 def idle(reporter: LoopReporter, stop: threading.Event) -> None:

@@ -58,6 +58,7 @@ METRICS = _metrics(
     ("probe_repetition", "share", "of the probe answers' 4-grams that had been there before"),
     ("probe_tokens", "tokens", "mean length of the probe answers"),
     ("probe_base_tokens", "tokens", "the same of those that the base last gave, told the hints if there were any"),
+    ("gate_probes_skipped", "steps", "1 where no prompt left room for a probe answer, so that none was read; else 0"),
     ("evaluation", "the user's", "what training.gate.evaluation_path gave"),
 )  # fmt: skip
 

@@ -28,6 +28,9 @@ from openclaw_rl.training.packing import Pack, plan_packs
 
 log = logging.getLogger(__name__)
 
+HEAD_CHUNK = 64
+"""Response tokens whose distributions exist at once: 64 x 49,152 entries are 13 MB, and a dozen such are alive."""
+
 APART_TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """How far (relative L2) a row's hidden states may lie from themselves when it is read beside another: rounding."""
 
@@ -199,6 +202,34 @@ class Scorer:
                 row[pack.flat] = self.hidden(pack, mode).float()
             progress()
         return row
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        sequences: Sequence[TokenSequence],
+        mode: Mode,
+        *,
+        max_tokens: int,
+        progress: Callable[[], None] = _nothing,
+    ) -> list[Tensor]:
+        """Log-probabilities of the own tokens of each, [R] on the CPU, at temperature 1; without gradients.
+
+        However many and however long they are: passes of at most `max_tokens`, distributions a piece at a time.
+        """
+        found = torch.zeros(max((sequence.start + len(sequence.response_ids) for sequence in sequences), default=0))
+        targets = torch.zeros(len(found), dtype=torch.long, device=self.device)
+        for sequence in sequences:
+            end = sequence.start + len(sequence.response_ids)
+            targets[sequence.start : end] = torch.tensor(sequence.response_ids, device=self.device)
+        by = self.reference_distribution if mode is Mode.REFERENCE else self.log_distribution
+        for pack in self.plan(sequences, max_tokens):
+            hidden = self.hidden(pack, mode)
+            for piece in torch.split(torch.arange(len(hidden), device=self.device), HEAD_CHUNK):
+                flat = pack.flat[piece]
+                distribution = by(hidden[piece], torch.ones(len(piece), device=self.device))
+                found[flat.cpu()] = distribution.gather(-1, targets[flat].unsqueeze(-1)).squeeze(-1).cpu()
+            progress()
+        return [found[one.start : one.start + len(one.response_ids)] for one in sequences]
 
     def score(
         self,

@@ -24,7 +24,7 @@ from openclaw_rl.training import gate
 from openclaw_rl.training.advantages import Compared, reward_advantages, rewarded
 from openclaw_rl.training.batch import TokenSequence, TrainBatch, Uses, build_batch
 from openclaw_rl.training.batch_metrics import batch_metrics
-from openclaw_rl.training.custom_loss import CustomLoss
+from openclaw_rl.training.custom_loss import CustomLoss, LossFailed
 from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
 from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.hint_choice import HintChooser
@@ -122,6 +122,10 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.context_length = int(model.config.max_position_embeddings)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        if (
+            words := config.gate.without_room(self.context_length, "the model's max_position_embeddings")
+        ) is not None:
+            raise ConfigError(words)
         self.learned: Learned = (
             LearnedAdapter(model, config.lora, base_path=base_path)
             if config.use_lora
@@ -154,6 +158,7 @@ class Trainer:
             told_prompt=self._teacher_prompt,
             config=self.config.gate,
             context_length=self.context_length,
+            max_tokens=self.config.max_tokens_per_micro_batch,
         )
 
     def _make_optimizer(self, offload_to: Path | None) -> Adam:
@@ -282,7 +287,7 @@ class Trainer:
         refused: str | None
         try:
             context, self.averages = self.update(batch, meter, progress)
-        except NonFinite as error:
+        except (NonFinite, LossFailed) as error:
             refused, broken = str(error), True
             log.warning("step %d came to nothing: %s", number + 1, refused)
             self._optimizer.zero_grad()

@@ -11,7 +11,7 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.store.schema import metadata
 
 FIRST = "0001_first"
-HEAD = "0007_identity_and_basis"
+HEAD = "0008_deaths"
 """The last revision in `versions/`; `tests/store/test_migrations.py` compares."""
 
 version_table = Table(

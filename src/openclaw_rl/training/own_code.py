@@ -1,0 +1,35 @@
+"""What comes of an exception that code of the user's own raised in the middle of a run: a refusal with a name."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.extensions import origin
+from openclaw_rl.store.outage import outage_of
+
+log = logging.getLogger(__name__)
+
+MAX_REASON = 46
+"""Characters of a reason that still make a counter's name with `samples_rejected_` before them."""
+OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+
+
+def refusal(what: str, option: str, error: Exception) -> str:
+    """Why a step is refused in which `what`, the function that `option` names, raised: `evaluation_raised_KeyError`.
+
+    At start-up such a thing is an error of configuration; in a run it may be about this one batch, and training goes
+    on with the next. The log has the place; the message, which may quote what users wrote, only at the level DEBUG.
+
+    Raises:
+        Exception: `error`, where it is not about the function: memory ran out, or a disk.
+    """
+    if isinstance(error, OUT_OF_MEMORY) or outage_of(error) is not None:
+        raise error
+    log.error("%s raised %s", option, origin(error))
+    log.debug("%s raised", option, exc_info=error)
+    if isinstance(error, ConfigError):
+        return f"{what}_unusable"
+    return f"{what}_raised_{type(error).__name__}"[:MAX_REASON]

@@ -1,0 +1,250 @@
+"""Batches over which the trainer dies: counted, singled out, rejected; and what does not count."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sqlalchemy.exc import OperationalError
+
+from openclaw_rl.config import Config, LossConfig, RolloutConfig
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.training import cycle
+from openclaw_rl.training.deaths import Deaths, Stopped, count_killed, place_of, stop_told, units
+from openclaw_rl.types import LoopName, LoopStatus, Origin, Sample, SampleState
+from tests.training.support import make_sample, tiny_config, tiny_trainer
+from tests.training.test_cycle import fill, make_config, make_loop, work_off
+
+HEAD = "import os, signal\ndef compute_loss(p, reference, rewards, advantages, config, *, samples):\n"
+LOSS = {"opd_top_k": 0}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.open(tmp_path / "store.sqlite")
+    yield opened
+    opened.close()
+
+
+def config_with(tmp_path: Path, body: str, batch: int = 4, **training: Any) -> Config:
+    """A loss of this body that is given the samples, and batches that are due at once."""
+    (tmp_path / "mine.py").write_text(
+        f"{HEAD}    ids = [one.turn_id for one in samples]\n    {body}\n    return -p\n"
+    )
+    path = f"{tmp_path / 'mine.py'}:compute_loss"
+    config = make_config(tmp_path, custom_loss_function_path=path, loss=LOSS, **training)
+    return config.model_copy(update={"rollout": RolloutConfig(batch_size=batch, max_batch_wait_s=1e-3)})
+
+
+def lives(config: Config) -> bool:
+    """A trainer works in a process of its own, as `loop.run` begins it; whether it came to an end by itself."""
+    child = os.fork()
+    if child == 0:
+        store = Store.open(config.store_path)
+        count_killed(store, config.training)
+        loop = make_loop(config, store)
+        loop.resume()
+        while loop.cycle() or loop.cycle():  # one that rejects all it claimed did nothing
+            pass
+        os._exit(0)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+            return not os.WIFSIGNALED(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    raise AssertionError("the child neither died nor finished")
+
+
+def deaths_until_done(config: Config, most: int = 12) -> int:
+    """How often trainers died until one was through."""
+    return next(number for number in range(most) if lives(config))
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_sample_that_kills_the_trainer_is_found_and_the_others_are_trained(tmp_path: Path, batch: int) -> None:
+    torch.set_num_threads(1)
+    body = "if 't1' in ids: os.kill(os.getpid(), signal.SIGKILL)"
+    config = config_with(tmp_path, body, batch)
+    store = Store.open(config.store_path)
+    fill(store, 5)
+    store.close()
+    time.sleep(0.01)
+    died = deaths_until_done(config)
+    assert died == (3 if batch == 1 else 4)
+    store = Store.open(config.store_path)
+    counts = store.status.counts()
+    assert counts.samples_by_state == {SampleState.TRAINED: 4, SampleState.REJECTED: 1}
+    assert counts.counters["samples_rejected_kills_trainer"] == 1
+    assert counts.counters["trainer_deaths"] == died
+    assert {name for step in store.samples.steps() for name in step.sample_ids} == {"t0", "t2", "t3", "t4"}
+    assert store.versions.serving().version == len(store.samples.steps())
+    store.close()
+
+
+def test_a_batch_that_is_too_large_as_a_whole_is_trained_in_parts(tmp_path: Path, store: Store) -> None:
+    """Memory runs out: the process ends by the exception, and the next one begins anew."""
+    config = config_with(tmp_path, "if len(ids) > 1: raise MemoryError")
+    fill(store, 4)
+    time.sleep(0.01)
+    for _ in range(3):
+        with pytest.raises(MemoryError):
+            make_loop(config, store).run()
+        assert store.samples.ready().count == 4
+    work_off(make_loop(config, store))
+    assert [step.sample_ids for step in store.samples.steps()] == [("t0",), ("t1",), ("t2",), ("t3",)]
+    assert store.status.counts().samples_by_state == {SampleState.TRAINED: 4}
+    assert store.deaths.of(["t0", "t1", "t2", "t3"]) == {}
+
+
+def test_kills_at_other_places_single_nothing_out_and_success_clears(tmp_path: Path, store: Store) -> None:
+    fill(store, 2)
+    deaths = Deaths(store, tiny_config())
+    claimed = store.samples.claim(2, 60.0)
+    for place in ("computing gradients", "probing the new weights", "reading the hints", "evaluating") * 2:
+        deaths.note(claimed, place)
+    assert deaths.sift(claimed) == claimed
+    deaths.survived(claimed)
+    assert store.deaths.of(["t0", "t1"]) == {}
+    for _ in range(3):
+        deaths.note(claimed, "evaluating")
+    assert deaths.sift(claimed) == claimed[:1]
+    assert store.samples.ready().count == 1
+
+
+def test_a_kill_while_alone_counts_for_nothing_before_there_are_enough(store: Store) -> None:
+    fill(store, 1)
+    deaths = Deaths(store, tiny_config(max_deaths=2))
+    claimed = store.samples.claim(1, 60.0)
+    deaths.note(claimed, "computing gradients")
+    assert deaths.sift(claimed) == claimed
+    deaths.note(claimed, "computing gradients")
+    assert deaths.sift(claimed) == []
+    assert store.status.counts().counters["samples_rejected_kills_trainer"] == 1
+
+
+ORDINARY: list[Callable[[], Exception]] = [
+    Stopped,
+    lambda: ConfigError("no"),
+    lambda: OSError(28, "no space left"),
+    lambda: sqlite3.OperationalError("locked"),
+    lambda: OperationalError("x", {}, sqlite3.OperationalError("locked")),
+]
+
+
+@pytest.mark.parametrize("error", ORDINARY)
+def test_stops_and_outages_are_no_deaths(store: Store, error: Callable[[], Exception]) -> None:
+    fill(store, 1)
+    claimed, raised = store.samples.claim(1, 60.0), error()
+    with pytest.raises(type(raised)), Deaths(store, tiny_config()).counted(claimed, lambda: "anywhere"):
+        raise raised
+    assert store.deaths.of(["t0"]) == {}
+    with pytest.raises(IndexError), Deaths(store, tiny_config()).counted(claimed, lambda: "anywhere"):
+        raise IndexError
+    assert [death.place for death in store.deaths.of(["t0"])["t0"]] == ["anywhere"]
+
+
+@pytest.mark.parametrize(
+    ("said", "place"),
+    [
+        ("training step 12: computing gradients", "computing gradients"),
+        ("evaluating version 3", "evaluating"),
+        ("writing the checkpoint of step 3", None),
+        ("committing step 3", None),
+        ("loading the model", None),
+        ("waiting", None),
+        ("stopping", None),
+    ],
+)
+def test_what_a_killed_trainer_last_said_is_the_place(store: Store, said: str, place: str | None) -> None:
+    assert place_of(said) == place
+    fill(store, 3)
+    store.samples.claim(2, 60.0)
+    now = time.time()
+    store.status.report(
+        LoopStatus(loop=LoopName.TRAINING, pid=1, heartbeat_at=now, activity=said, waiting_for=None, since=now)
+    )
+    count_killed(store, tiny_config())
+    found = store.deaths.of(["t0", "t1", "t2"])
+    assert sorted(found) == ([] if place is None else ["t0", "t1"])
+    assert all((death.place, death.number, death.alone) == (place, 1, False) for of in found.values() for death in of)
+
+
+def test_a_stop_is_said_while_the_trainer_is_busy(store: Store) -> None:
+    stop, reporter = threading.Event(), LoopReporter(store, LoopName.TRAINING)
+    reporter.working("training step 1: computing gradients")
+    with stop_told(stop, reporter):
+        stop.set()
+        deadline = time.monotonic() + 10
+        while store.status.loops()[0].activity != "stopping" and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert store.status.loops()[0].activity == "stopping"
+    with stop_told(threading.Event(), reporter):  # and ends where nobody says stop
+        pass
+
+
+def sample_of(number: int, group: str | None, rollout: str | None = None) -> Sample:
+    origin = Origin(key_id="k", group_id=group, task_id=group, step=0, rollout=rollout)
+    return dataclasses.replace(make_sample(tiny_trainer(), number), origin=origin)
+
+
+def test_groups_are_tried_whole() -> None:
+    samples = [
+        sample_of(0, "a"),
+        sample_of(1, "b"),
+        sample_of(2, "a"),
+        sample_of(3, "c", "r1"),
+        sample_of(4, "c", "r2"),
+    ]
+
+    def parts(**loss: Any) -> list[list[str]]:
+        return [[one.turn_id for one in unit] for unit in units(samples, LossConfig(**loss))]
+
+    assert parts() == [["t0"], ["t1"], ["t2"], ["t3", "t4"]]
+    assert parts(baseline="group") == [["t0", "t2"], ["t1"], ["t3", "t4"]]
+    assert parts(normalise="batch") == [["t0", "t1", "t2", "t3", "t4"]]
+
+
+def test_a_loss_that_raises_over_some_data_costs_that_batch_and_the_run_goes_on(tmp_path: Path, store: Store) -> None:
+    config = config_with(tmp_path, "if 't1' in ids: raise KeyError('x')", batch=2)
+    fill(store, 4)
+    work_off(make_loop(config, store))
+    counts = store.status.counts()
+    assert counts.samples_by_state == {SampleState.TRAINED: 2, SampleState.REJECTED: 2}
+    assert counts.counters["samples_rejected_custom_loss_raised_KeyError"] == 2
+    assert counts.counters["steps_refused"] == 1
+    assert "trainer_deaths" not in counts.counters
+    assert [step.sample_ids for step in store.samples.steps()] == [("t2", "t3")]
+
+
+def test_an_evaluation_that_raises_refuses_its_version_and_the_run_goes_on(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycle, "EVALUATION_PAUSE_S", 0.01)
+    (tmp_path / "mine.py").write_text(
+        "def score(version):\n    if 'step-000001' in str(version): raise RuntimeError('x')\n    return 1.0\n"
+    )
+    gate = {"evaluation_path": f"{tmp_path / 'mine.py'}:score", "min_evaluation": 0.5}
+    fill(store, 4)
+    work_off(make_loop(make_config(tmp_path, gate=gate), store))
+    first = store.versions.get(1)
+    assert first is not None
+    assert first.reason == "evaluation_raised_RuntimeError"
+    assert store.versions.serving().version == 2
+    counts = store.status.counts()
+    assert counts.counters["samples_rejected_evaluation_raised_RuntimeError"] == 2
+    assert counts.samples_by_state == {SampleState.TRAINED: 2, SampleState.REJECTED: 2}
