@@ -381,6 +381,23 @@ def test_stopping_in_the_middle_of_a_step_gives_the_samples_back(tmp_path: Path,
     assert store.samples.steps() == []
 
 
+def test_stopping_before_a_version_is_in_service_leaves_it_to_the_next_start(tmp_path: Path, store: Store) -> None:
+    fill(store, 2)
+    config = make_config(tmp_path)
+    loop = make_loop(config, store)
+
+    class StoppingReporter(LoopReporter):
+        def working(self, activity: str, **details: Any) -> None:
+            if activity.startswith("committing"):
+                loop._stop.set()
+
+    loop._reporter = StoppingReporter(store, LoopName.TRAINING)
+    loop.run()
+    assert store.versions.serving().name == "base"
+    work_off(make_loop(config, store))
+    assert store.versions.serving().name == "policy-v1"
+
+
 KILL_POINTS = [
     "training step 1: starting",
     "training step 2: computing gradients",

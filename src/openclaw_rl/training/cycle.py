@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 
 from openclaw_rl.config import Config
 from openclaw_rl.policy_files import WeightsKind, weights_of
@@ -61,7 +62,7 @@ REFUSED_BY_ENGINE = "engine"
 
 
 class Stopped(Exception):
-    """The process was told to stop in the middle of a step, which is then as if it had never begun."""
+    """The process was told to stop in the middle of something, which the next start does; the message says of what."""
 
 
 class TrainingLoop:
@@ -105,10 +106,14 @@ class TrainingLoop:
                     if not self._patience.wait(error):
                         raise
                     self._patience.until_done(self._close_spans)
-        except (Stopped, StoppedInOutage):
-            log.info("stopped in the middle of a step; its samples wait again")
+        except Stopped as error:
+            log.info("stopped %s", error)
+        except StoppedInOutage:
+            log.info("stopped while the record could not be used")
         finally:
             self._release()
+            for file in self._metric_files:
+                file.close()
 
     def _go_on(self) -> None:
         while not self._stop.is_set():
@@ -181,9 +186,8 @@ class TrainingLoop:
     def _publish_candidates(self) -> bool:
         """Put what is committed into service; False where that has to be tried again later."""
         while (version := self._next_candidate()) is not None:
-            waiting_for = f"the engine to load {version.name}"
             try:
-                self._publisher.publish(version, lambda said=waiting_for: self._reporter.waiting(said))  # type: ignore[misc]
+                self._publisher.publish(version, partial(self._wait_for_engine, version.name))
             except VersionRefused as error:
                 self._reject_version(version, error)
             except VersionOvertaken as error:
@@ -195,6 +199,11 @@ class TrainingLoop:
                 self._reporter.waiting(str(error))
                 return False
         return True
+
+    def _wait_for_engine(self, name: str) -> None:
+        if self._stop.is_set():  # so is the engine, or it will be
+            raise Stopped(f"before {name} was in service; the next start puts it there")
+        self._reporter.waiting(f"the engine to load {name}")
 
     def _next_candidate(self) -> PolicyVersion | None:
         """The oldest candidate now: a rollback during the last publication may have given up those that waited."""
@@ -316,7 +325,7 @@ class TrainingLoop:
 
         def progress(doing: str) -> None:
             if self._stop.is_set():
-                raise Stopped
+                raise Stopped("in the middle of a step; its samples wait again")
             self._reporter.working(f"training step {step}: {doing}", step=step, samples=len(samples))
 
         progress("starting")
