@@ -136,7 +136,9 @@ def test_the_engine_does_not_wait_for_a_trainer_that_does_not_end(deploy: Any, t
     assert deployment.process.wait(10) == 0
     ends = {name: child.last_exit for name, child in deployment.state.children.items()}
     engine, gateway, trainer = ends["engine"], ends["gateway"], ends["training"]
-    assert engine is not None and gateway is not None and trainer is not None
+    assert engine is not None
+    assert gateway is not None
+    assert trainer is not None
     # The trainer has all of the 3 s; two of them passed before the engine was told when it waited for all others.
     assert gateway.at <= engine.at < trainer.at - 1.5
 

@@ -147,7 +147,7 @@ def test_a_version_not_yet_published_is_published_before_the_next_step(tmp_path:
     assert store.versions.serving().version == 0
     assert not loop.cycle()
     assert len(store.samples.steps()) == 1
-    assert store.status.loops()[0].waiting_for == "the engine is away"
+    assert store.status.loops()[0].waiting_for == "another try to publish policy-v1: the engine is away"
     assert loop.cycle()
     assert store.versions.serving().version == 2
     assert store.status.counts().counters["publish_failures"] == 2

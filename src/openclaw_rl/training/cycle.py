@@ -62,7 +62,7 @@ REFUSED_BY_ENGINE = "engine"
 
 
 class Stopped(Exception):
-    """The process was told to stop in the middle of something, which the next start does; the message says of what."""
+    """The process was told to stop in the middle of something, which the next start does; the message says what."""
 
 
 class TrainingLoop:
@@ -196,7 +196,7 @@ class TrainingLoop:
             except PublishError as error:
                 log.warning("%s", error)
                 self._store.status.count("publish_failures")
-                self._reporter.waiting(str(error))
+                self._reporter.waiting(f"another try to publish {version.name}: {error}")
                 return False
         return True
 
