@@ -89,7 +89,7 @@ class StallWatch:
         self._work: tuple[int, ...] | None = None
 
     def saw(self, work: tuple[int, ...] | None, now: float) -> None:
-        """This is what there is to do: something went forward if it was other work before; without any, nothing stands."""
+        """What there is to do now: if it was other work before, something moved; without any, nothing stands."""
         if work is None or work != self._work:
             self.moved(now)
         self._work = work
