@@ -269,7 +269,7 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl policy list": Run(prints=("policy-v1", "base", "retired"), needs_version=True),
     "openclaw-rl policy show serving": Run(prints=("mean_reward", "adapter"), needs_version=True),
     "openclaw-rl policy diff base serving": Run(
-        prints=("1 steps on 1 samples lie between base and policy-v1",), needs_version=True
+        prints=("samples lie between base and policy-v",), needs_version=True
     ),
     "openclaw-rl policy rollback base": Run(
         prints=("base serves from the next request on",),
@@ -278,14 +278,14 @@ COMMANDS: dict[str, Entry] = {
         needs_version=True,
     ),
     "openclaw-rl policy pin serving": Run(
-        prints=("policy-v1 stays in service",),
+        prints=("stays in service",),
         as_command=f"{COPY} && openclaw-rl policy pin serving --run-dir copied",
         because=ON_A_COPY,
         needs_version=True,
     ),
     "openclaw-rl policy unpin": Run(prints=("no version was pinned",), needs_version=True),
     "openclaw-rl policy export serving --to my-adapter": Run(
-        prints=("policy-v1 is in my-adapter",), needs_version=True
+        prints=("is in my-adapter",), needs_version=True
     ),
     "openclaw-rl policy merge serving --to my-model": Run(
         prints=("merged into its base, is in my-model",), needs_version=True
