@@ -60,6 +60,32 @@ def test_dry_run_prints_the_tree_and_starts_nothing(capsys: pytest.CaptureFixtur
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", [("up",), ("demo", "--method", "binary_rl")])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--custom-loss-function-path", "nowhere:loss"), "training.custom_loss_function_path: there is no module"),
+        (("--custom-loss-function-path", "mine.py:los"), "did you mean 'loss'?"),
+        (("--custom-loss-function-path", "mine.py:loss"), "training.custom_loss_function_path: the function takes"),
+        (("--judge.kind=custom", "--custom-rm-path", "mine.py:other"), "has no attribute 'other'"),
+        (
+            ("--training.gate.evaluation_path", "gone.py:rate", "--training.gate.min_evaluation=0"),
+            "there is no file gone.py",
+        ),
+        (("--rollout-function-path", "mine.py:loss"), "must take (tasks, generate, runner)"),
+        (
+            ("--rollout.tasks", "gone.jsonl", "--custom-generate-function-path", "mine.py:loss"),
+            "cannot read gone.jsonl",
+        ),
+    ],
+)
+def test_a_dry_run_looks_at_the_users_own_code_as_a_start_does(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...], options: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "mine.py").write_text("def loss(logprobs): return logprobs\n")
+    assert said in refused(capsys, *command, "--dry-run", "--training.loss.opd_top_k=0", *options)
+
+
 def test_a_recipe_by_path_and_one_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[training]\nlr = 0.5\n")
     assert resolved(capsys, "up", "mine.toml", "--dry-run").training.lr == 0.5

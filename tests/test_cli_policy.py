@@ -29,6 +29,13 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def run_dir_of_base(tmp_path: Path) -> Path:
+    """Nothing was trained yet."""
+    Store.open(tmp_path / "store.sqlite").close()
+    return tmp_path
+
+
 def policy(run_dir: Path, *arguments: str) -> int:
     return main(["policy", *arguments, "--run-dir", str(run_dir)])
 
@@ -67,6 +74,42 @@ def test_list_and_show(capsys: pytest.CaptureFixture[str], run_dir: Path) -> Non
     assert shown["samples"] == ["t0", "t1"]
     assert shown["metrics"]["mean_reward"] == 0.0
     assert "t0, t1" in told(capsys, run_dir, "show", "1")
+
+
+BAD_NAMES = [
+    "",
+    "v",
+    "policy-v",
+    "policy-v 1",
+    "policy-v1\n",
+    "-1",
+    "1.0",
+    "١",
+    "Base",
+    "policy-v7",
+    "9" * 20,
+    "../1",
+]
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_a_name_of_no_version_is_one_line_and_code_2(
+    capsys: pytest.CaptureFixture[str], run_dir_of_base: Path, name: str
+) -> None:
+    to = str(run_dir_of_base / "there")
+    for command in (
+        ("show", name),
+        ("diff", "base", name),
+        ("diff", name, "base"),
+        ("pin", name),
+        ("rollback", name),
+        ("export", name, "--to", to),
+        ("merge", name, "--to", to),
+    ):
+        said = refused(capsys, run_dir_of_base, *command)
+        assert said.count("\n") == 1, said
+        assert said.startswith("openclaw-rl: ")
+    assert "there is only base" in refused(capsys, run_dir_of_base, "rollback", "policy-v7")
 
 
 def test_rollback_pin_and_unpin(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:

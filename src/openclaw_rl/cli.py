@@ -34,6 +34,7 @@ from openclaw_rl.config_sources import (
     nearest,
     options,
 )
+from openclaw_rl.extension_checks import check_extensions
 from openclaw_rl.types import Method
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -71,6 +72,7 @@ def run_up(parsed: argparse.Namespace) -> int:
     """`up RECIPE`: all loops, until Ctrl-C."""
     resolved = resolve_arguments(parsed, parsed.recipe)
     if parsed.dry_run:
+        check_extensions(resolved.config)
         say(to_toml(resolved.config, resolved.origins).rstrip())
         return OK
     from openclaw_rl.supervision.process import stop_event
@@ -156,7 +158,9 @@ def run_demo(parsed: argparse.Namespace) -> int:
         settings=tuple(from_flags(parsed.settings)),
     )
     if parsed.dry_run:
-        say(to_toml(demo_config(options, os.environ)).rstrip())
+        config = demo_config(options, os.environ)
+        check_extensions(config)
+        say(to_toml(config).rstrip())
         return OK
     from openclaw_rl.evaluation.demo import main as demo
 

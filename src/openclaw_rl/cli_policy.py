@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OK = 0
 MODULES_SHOWN = 8
-_NAME = re.compile(r"(?:policy-)?v?(\d{1,9})|(base)")
+_NAME = re.compile(r"(?:policy-)?v?([0-9]{1,9})|(base)")
 
 
 class AddCommand(Protocol):
@@ -279,7 +279,10 @@ def _version(store: Store, name: str, user: str | None = None) -> PolicyVersion:
     version = store.versions.get(int(found[1] or BASE_VERSION))
     if version is None:
         there = store.versions.all()
-        raise ConfigError(f"there is no version {name}; there are {there[0].name} to {there[-1].name}")
+        which = (
+            f"there are {there[0].name} to {there[-1].name}" if len(there) > 1 else f"there is only {there[0].name}"
+        )
+        raise ConfigError(f"there is no version {name}; {which}")
     if version.version != BASE_VERSION and user not in (None, version.owner):
         raise ConfigError(f"{version.name} is no version of {user}'s policy: openclaw-rl policy list --user {user}")
     return version

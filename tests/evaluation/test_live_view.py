@@ -1,5 +1,6 @@
 """What the terminal shows of a run."""
 
+import dataclasses
 import io
 
 from rich.console import Console
@@ -36,17 +37,17 @@ def answered(satisfied: bool = True) -> Ledger:
 
 def test_the_page_shows_every_figure() -> None:
     phase = PhaseProgress()
-    phase.start("conversations", total=48)
+    phase.start("conversations")
     phase.advance(12, 48)
     view, console = make_view(answered(), phase)
     console.print(view.page())
     text = console.export_text()
     for words in (
         "conversations",
-        "12/48",
+        "12 of 48 answers",
         "2 being judged, 9 samples",
         "11, 4 with a hint",
-        "5 of 8 waiting, 8 in training, 16 trained",
+        "5 of 8 samples, 8 in training, 16 trained",
         "policy-v2 after 2 updates",
         "8 samples for the next batch",
         "1.00",
@@ -62,8 +63,19 @@ def test_the_line_says_the_same_in_one_line() -> None:
     view, _ = make_view(answered(satisfied=False), phase)
     line = view.line()
     assert "\n" not in line
-    for words in ("1 answers", "11 judged (4 hints)", "samples 5 of 8", "policy-v2 after 2 updates", "score 0.00"):
+    for words in ("1 answers", "11 judged (4 hints)", "5 of 8 samples", "policy-v2 after 2 updates", "score 0.00"):
         assert words in line
+
+
+def test_what_is_counted_and_what_a_batch_takes_are_said() -> None:
+    phase = PhaseProgress()
+    phase.start("the last updates")
+    phase.counts = "questions to the base, told the preference"
+    phase.advance(1, 40)
+    view, _ = make_view(answered(), phase, dataclasses.replace(STATE, samples_waiting=18, batch_size=4))
+    line = view.line()
+    assert "] the last updates: 1 of 40 questions to the base, told the preference | " in line
+    assert "| 18 samples ready (a batch takes 4) |" in line
 
 
 def test_before_there_is_anything_to_show() -> None:

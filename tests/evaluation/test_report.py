@@ -10,9 +10,10 @@ from openclaw_rl.evaluation.held_out import HeldOutAnswer, HeldOutResult
 from openclaw_rl.evaluation.ledger import Ledger
 from openclaw_rl.evaluation.questions import Question
 from openclaw_rl.evaluation.report import DemoReport
+from openclaw_rl.evaluation.settling import Settling
 from openclaw_rl.evaluation.system_view import judge_scores, pending_work, read_system_state
 from openclaw_rl.store import Store
-from openclaw_rl.types import TurnState
+from openclaw_rl.types import PolicyVersion, TurnState, VersionState
 from tests.builders import Conversation, make_config, make_judgement
 from tests.evaluation.entries import make_entry, make_ledger
 
@@ -103,6 +104,28 @@ def test_the_figures_come_from_the_ledger_and_the_store(tmp_path: Path) -> None:
     curve = curve_of("a run", ledger, judge_scores(store), results)
     assert (list(curve.satisfied), list(curve.rewards)) == ([False, True], [-0.5, None])
     assert any("0.25 nats" in line for line in closing_lines(report, results))
+    store.close()
+
+
+def test_a_run_that_was_not_waited_for_says_whose_answers_it_shows_and_what_is_missing(tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store.sqlite")
+    adapter = tmp_path / "step-000005" / "adapter"
+    version = PolicyVersion(
+        version=5, state=VersionState.RETIRED, path=str(adapter), step=5, created_at=0.0, reason=None
+    )
+    settling = Settling(pending=("14 samples to be trained",), waited_s=400.0, still_s=300.0)
+    results = RunResults(asked_after=version, settling=settling)
+    report = gather(tmp_path, store, make_ledger(), results)
+    assert (report.version_after, report.version_at_end, report.settled) == ("policy-v5", "base", False)
+    assert (report.settle_waited_s, report.settle_standstill_s) == (400.0, 300.0)
+    assert json.loads(report.as_json())["still_pending"] == ["14 samples to be trained"]
+    lines = closing_lines(report, results)
+    assert any("given up after 6 min 40 s" in line and "14 samples to be trained" in line for line in lines)
+    assert any("those of policy-v5; by now base serves" in line for line in lines)
+    assert lines[-1] == "checkpoint  none: that of policy-v5 was pruned meanwhile"
+    adapter.mkdir(parents=True)
+    report = gather(tmp_path, store, make_ledger(), results)
+    assert closing_lines(report, results)[-1] == f"checkpoint  {adapter} (policy-v5)"
     store.close()
 
 

@@ -19,7 +19,7 @@ NOW = 1_000_000.0
         (0, None, False, 0, "0 of 8 samples"),
         (5, 41.2, False, 0, "5 of 8 samples; the oldest is 41 s old, due at 300 s"),
         (8, 0.0, True, 8, "8 of 8 samples"),
-        (11, 400.0, True, 8, "11 of 8 samples"),
+        (11, 400.0, True, 8, "11 samples ready (a batch takes 8)"),
         (5, 299.9, False, 0, "5 of 8 samples; the oldest is 300 s old, due at 300 s"),
         (5, 300.0, True, 5, "5 of 8 samples; the oldest is 300 s old, due at 300 s"),
         (2, 900.0, True, 2, "2 of 8 samples; the oldest is 900 s old, due at 300 s"),

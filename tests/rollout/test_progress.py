@@ -41,16 +41,20 @@ def test_the_sentence_of_an_empty_store() -> None:
         "0 turns wait for a next state, 0 are being judged; 0 of 8 samples; excluded: none"
     )
     assert progress.waiting_for() == "requests from clients (0 of 8 samples)"
-    assert not progress.pending
+    assert progress.work is None
 
 
-def test_whatever_could_go_forward_is_pending() -> None:
+def test_only_what_other_loops_have_to_do_is_work() -> None:
     nothing, one = ReadySamples(count=0, oldest_created_at=None), ReadySamples(count=1, oldest_created_at=0.0)
+    batch = ReadySamples(count=11, oldest_created_at=0.0)
     excluded = _counts(turns_by_state={"excluded": 4, "sampled": 2}, turns_by_reason={"greedy": 4})
-    assert not progress_of(excluded, nothing, 0.0, CONFIG).pending
-    assert progress_of(excluded, one, 0.0, CONFIG).pending
-    for state in ("awaiting_next_state", "judging"):
-        assert progress_of(_counts(turns_by_state={state: 1}), nothing, 0.0, CONFIG).pending
+    awaiting = _counts(turns_by_state={"awaiting_next_state": 20})
+    assert progress_of(excluded, nothing, 0.0, CONFIG).work is None
+    assert progress_of(awaiting, one, 0.0, CONFIG).work is None
+    assert progress_of(_counts(turns_by_state={"judging": 1}), nothing, 0.0, CONFIG).work is not None
+    assert progress_of(awaiting, batch, 0.0, CONFIG).work is not None
+    in_training = _counts(samples_by_state={"claimed": 8, "ready": 11})
+    assert progress_of(in_training, batch, 0.0, CONFIG).work is None
 
 
 def test_it_waits_for_the_loop_nearest_to_the_batch() -> None:
@@ -71,3 +75,15 @@ def test_a_warning_comes_each_interval_and_counts_from_the_last_progress() -> No
     watch.moved(70.0)
     assert watch.stalled_for(90.0) is None
     assert watch.stalled_for(100.0) == 30.0
+
+
+def test_without_work_nothing_stands_and_what_others_do_is_progress() -> None:
+    watch = StallWatch(30.0, now=0.0)
+    for now in (10.0, 500.0):
+        watch.saw(None, now)
+    assert watch.stalled_for(520.0) is None
+    watch.saw((1, 0, 0, 0), 521.0)
+    watch.saw((1, 0, 0, 0), 545.0)
+    assert watch.stalled_for(551.0) == 30.0
+    watch.saw((0, 10, 0, 4), 560.0)
+    assert watch.stalled_for(585.0) is None

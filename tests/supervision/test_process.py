@@ -1,18 +1,20 @@
-"""What every supervised process needs: here, its heartbeat."""
+"""What every supervised process needs: its heartbeat, and its end."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.supervision.process import LoopReporter, begin_beside
 from openclaw_rl.types import LoopName
 
 
@@ -64,6 +66,52 @@ def test_told_to_stop_it_ends_at_once_while_it_loads_and_in_order_after(
         finally:
             process.kill()
     assert (process.returncode, rest.strip()) == (0, said)
+
+
+LEAVING = """
+import atexit, logging, sys, threading, time
+from openclaw_rl.supervision.process import leave
+atexit.register(time.sleep, 60)
+threading.Thread(target=time.sleep, args=(60,)).start()
+logging.basicConfig(stream=sys.stdout)
+print("put away")
+logging.error("told")
+leave(3)
+"""
+
+
+def test_who_has_put_everything_away_leaves_without_taking_the_interpreter_apart() -> None:
+    left = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, timeout=30)
+    assert (left.returncode, left.stdout.split()) == (3, ["put", "away", "ERROR:root:told"])
+
+
+def test_an_event_loop_does_not_wait_at_its_end_for_what_was_begun_beside_it() -> None:
+    forever = threading.Event()
+
+    async def main() -> None:
+        loading = begin_beside(forever.wait)
+        await asyncio.wait({loading}, timeout=0.05)
+        assert not loading.done()
+        loading.cancel()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),))
+    thread.start()
+    thread.join(10)
+    ended = not thread.is_alive()
+    forever.set()
+    assert ended
+
+
+def test_what_was_begun_beside_an_event_loop_gives_its_outcome_to_who_asks() -> None:
+    async def main() -> None:
+        assert await begin_beside(lambda: "loaded") == "loaded"
+        with pytest.raises(OSError, match="no such model"):
+            await begin_beside(failing)
+
+    def failing() -> None:
+        raise OSError("no such model")
+
+    asyncio.run(main())
 
 
 GIVING_WAY = """

@@ -128,6 +128,21 @@ def test_a_loop_that_does_not_end_is_killed_in_time(deploy: Any, tmp_path: Path)
     assert last_exit.signal == signal.SIGKILL
 
 
+def test_the_engine_does_not_wait_for_a_trainer_that_does_not_end(deploy: Any, tmp_path: Path) -> None:
+    deployment: DummyDeployment = deploy(tmp_path / "run", "stubborn")
+    deployment.wait_ready()
+    eventually(lambda: trainer_waits(deployment.run_dir), "the trainer handles signals")
+    deployment.process.send_signal(signal.SIGINT)
+    assert deployment.process.wait(10) == 0
+    ends = {name: child.last_exit for name, child in deployment.state.children.items()}
+    engine, gateway, trainer = ends["engine"], ends["gateway"], ends["training"]
+    assert engine is not None
+    assert gateway is not None
+    assert trainer is not None
+    # The trainer has all of the 3 s; two of them passed before the engine was told when it waited for all others.
+    assert gateway.at <= engine.at < trainer.at - 1.5
+
+
 def test_a_configuration_that_a_loop_cannot_honour_ends_the_start(deploy: Any, tmp_path: Path) -> None:
     deployment: DummyDeployment = deploy(tmp_path / "run", "impossible")
     output, _ = deployment.process.communicate(timeout=20)

@@ -147,7 +147,7 @@ def test_a_version_not_yet_published_is_published_before_the_next_step(tmp_path:
     assert store.versions.serving().version == 0
     assert not loop.cycle()
     assert len(store.samples.steps()) == 1
-    assert store.status.loops()[0].waiting_for == "the engine is away"
+    assert store.status.loops()[0].waiting_for == "another try to publish policy-v1: the engine is away"
     assert loop.cycle()
     assert store.versions.serving().version == 2
     assert store.status.counts().counters["publish_failures"] == 2
@@ -379,6 +379,23 @@ def test_stopping_in_the_middle_of_a_step_gives_the_samples_back(tmp_path: Path,
     loop.run()
     assert store.samples.ready().count == 2
     assert store.samples.steps() == []
+
+
+def test_stopping_before_a_version_is_in_service_leaves_it_to_the_next_start(tmp_path: Path, store: Store) -> None:
+    fill(store, 2)
+    config = make_config(tmp_path)
+    loop = make_loop(config, store)
+
+    class StoppingReporter(LoopReporter):
+        def working(self, activity: str, **details: Any) -> None:
+            if activity.startswith("committing"):
+                loop._stop.set()
+
+    loop._reporter = StoppingReporter(store, LoopName.TRAINING)
+    loop.run()
+    assert store.versions.serving().name == "base"
+    work_off(make_loop(config, store))
+    assert store.versions.serving().name == "policy-v1"
 
 
 KILL_POINTS = [

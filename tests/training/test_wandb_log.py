@@ -25,6 +25,7 @@ class FakeWandb:
         self.begun: list[dict[str, Any]] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.fails = False
+        self.finished = 0
 
     def init(self, **options: Any) -> FakeWandb:
         self.begun.append(options)
@@ -35,6 +36,9 @@ class FakeWandb:
         if self.fails:
             raise self.Error("no")
         self.logged.append((step, values))
+
+    def finish(self) -> None:
+        self.finished += 1
 
 
 def config(run_dir: Path) -> Config:
@@ -69,6 +73,17 @@ def test_each_step_is_logged_once_with_its_number_also_after_a_restart(tmp_path:
     one, two = fake.begun
     assert one["id"] == two["id"]
     assert (one["mode"], one["resume"], one["project"]) == ("offline", "allow", "openclaw-rl")
+
+
+def test_a_run_that_was_begun_is_ended_and_no_other(tmp_path: Path) -> None:
+    fake = FakeWandb()
+    log = WandbLog(config(tmp_path), fake)
+    log.close()
+    assert fake.finished == 0
+    log.follow([step(1)], {})
+    log.close()
+    log.close()
+    assert fake.finished == 1
 
 
 def test_nothing_new_begins_no_run_and_units_are_those_of_the_one_module(tmp_path: Path) -> None:

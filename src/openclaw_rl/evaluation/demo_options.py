@@ -23,7 +23,8 @@ class DemoOptions:
 
     `held_out` is the number of held-out questions asked before and after; at most as many as there are. `live`
     None: a live page on a terminal, plain lines elsewhere. `plot` and `report` None: into the run directory, and
-    no report. `form_only`: the user minds the form of an answer, not what it says.
+    no report. `form_only`: the user minds the form of an answer, not what it says. The last updates are waited for
+    until nothing has gone forward for `settle_standstill_s`, and for `settle_limit_s` at most.
     """
 
     preference: str = "terse"
@@ -38,7 +39,8 @@ class DemoOptions:
     held_out: int = 40
     held_out_parallel: int = 8
     held_out_max_tokens: int = 64
-    settle_timeout_s: float = 180.0
+    settle_standstill_s: float = 300.0
+    settle_limit_s: float = 3600.0
     request_timeout_s: float = 180.0
     report: Path | None = None
     plot: Path | None = None
@@ -72,7 +74,7 @@ def demo_config(options: DemoOptions, environ: Mapping[str, str]) -> Config:
     The demo's own choices (a fresh run directory, a free port, the seed) give way to flags.
 
     Raises:
-        ConfigError: if no recipe is found or a source cannot be used.
+        ConfigError: if no recipe is found, a source cannot be used, or everybody is to have a policy of their own.
     """
     recipe = options.recipe or find_recipe(f"{options.method.value}.toml")
     chosen = {
@@ -82,7 +84,10 @@ def demo_config(options: DemoOptions, environ: Mapping[str, str]) -> Config:
         "training.seed": options.seed,
     }
     own = [Setting(key=key, value=value, source=SOURCE) for key, value in chosen.items()]
-    return resolve([*from_toml(recipe), *own, *from_environment(environ), *options.settings]).config
+    config = resolve([*from_toml(recipe), *own, *from_environment(environ), *options.settings]).config
+    if config.policies.owned:
+        raise ConfigError(f"policies.per = {config.policies.per}: the demo has one user, and asks the policy of all")
+    return config
 
 
 def find_recipe(name: str) -> Path:

@@ -28,6 +28,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.types import VersionState
 
 SAMPLES_SHOWN = 5
+BASE = "base"
 NATS_BELOW_TOLD_BASE = "nats_below_told_base"
 """The metric's name (`training.metric_names`)."""
 
@@ -45,7 +46,9 @@ def gather_report(
     plot: Path | None,
 ) -> DemoReport:
     """Bring the client's ledger, the store and the scores together."""
-    checkpoint = checkpoint_of(store)
+    asked = results.asked_after or store.versions.serving()
+    checkpoint = checkpoint_of(asked)
+    settling = results.settling
     figures = {
         **_scores(results),
         **_judging(ledger, store),
@@ -65,7 +68,12 @@ def gather_report(
         form_only=options.form_only,
         held_out_questions=options.held_out,
         restarts=restarts,
-        settled=results.settled,
+        version_after=None if results.asked_after is None else results.asked_after.name,
+        version_at_end=store.versions.serving().name,
+        settled=settling is not None and settling.settled,
+        settle_waited_s=None if settling is None else settling.waited_s,
+        settle_standstill_s=None if settling is None else settling.still_s,
+        still_pending=() if settling is None else settling.pending,
         run_dir=str(config.run_dir),
         plot=None if plot is None else str(plot),
         phases_s=results.phases_s,
@@ -236,18 +244,27 @@ def closing_lines(report: DemoReport, results: RunResults) -> list[str]:
         lines.append(
             f"language: {report.quality_nats_below_told_base:.2f} nats per token below the told base's own answers"
         )
-    if results.pending:
-        lines.append(f"not waited for any longer: {', '.join(results.pending)}")
-    lines += [
-        f"plot        {report.plot}",
-        f"checkpoint  {report.checkpoint or 'none: the base is still in service'}",
-    ]
-    return lines
+    if results.settling is not None and not results.settling.settled:
+        lines.append(f"not all that was said is learned: the wait was {results.settling.words()}")
+    if report.version_after not in (None, report.version_at_end):
+        lines.append(
+            f'the answers "after" are those of {report.version_after}; by now {report.version_at_end} serves'
+        )
+    return [*lines, f"plot        {report.plot}", f"checkpoint  {_checkpoint_words(report)}"]
+
+
+def _checkpoint_words(report: DemoReport) -> str:
+    """Where the weights are that the answers "after" came from (of a run that stopped early: those in service)."""
+    name = report.version_after or report.version_at_end
+    if name == BASE:
+        return "none: the base is still in service"
+    return f"{report.checkpoint} ({name})" if report.checkpoint else f"none: that of {name} was pruned meanwhile"
 
 
 def _score_table(report: DemoReport) -> Table:
     table = Table(title=f"{report.held_out_questions} held-out questions, asked greedily", title_justify="left")
-    for heading in ("", "before", "after", "base told the preference"):
+    after = "after" if report.version_after is None else f"after ({report.version_after})"
+    for heading in ("", "before", after, "base told the preference"):
         table.add_column(heading, justify="left" if not heading else "right")
     rows = (
         ("as wished", report.score_before, report.score_after, report.told_base_score),
@@ -297,11 +314,7 @@ def _sample_answers(before: HeldOutResult | None, after: HeldOutResult | None) -
 
 def _counts_for_gaps(entry: Entry) -> bool:
     """Streams of the run itself; the before/after evaluations load the engine in another way."""
-    return (
-        entry.purpose in CONVERSATION
-        or entry.purpose is Purpose.BYSTANDER
-        or (entry.purpose is Purpose.EVALUATION and entry.model == "base")
-    )
+    return entry.purpose in CONVERSATION or entry.purpose in {Purpose.BYSTANDER, Purpose.TOLD}
 
 
 def _open_times(ledger: Ledger) -> list[tuple[float, float]]:

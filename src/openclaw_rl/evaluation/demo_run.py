@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,8 @@ from openclaw_rl.config import Config
 from openclaw_rl.evaluation.conversations import ConversationOptions, Conversations
 from openclaw_rl.evaluation.demo_options import DemoOptions
 from openclaw_rl.evaluation.held_out import (
+    EvaluationFailed,
+    HeldOutAnswer,
     HeldOutOptions,
     HeldOutResult,
     ask_held_out,
@@ -25,14 +27,18 @@ from openclaw_rl.evaluation.live_view import PhaseProgress
 from openclaw_rl.evaluation.preferences import PREFERENCES, Preference
 from openclaw_rl.evaluation.quality import logprob_under_told_base
 from openclaw_rl.evaluation.questions import HELD_OUT_QUESTIONS, TRAINING_QUESTIONS, Question
+from openclaw_rl.evaluation.settling import Settling, Standing, wait_until_settled
 from openclaw_rl.evaluation.simulated_user import SimulatedUser
-from openclaw_rl.evaluation.system_view import pending_work
+from openclaw_rl.evaluation.system_view import standing
 from openclaw_rl.evaluation.talker import Talker, key_of, talker
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.deployment import Deployment, DeploymentError
+from openclaw_rl.types import PolicyVersion
 
 POLL_S = 0.5
+LISTED_WITHIN_S = 30.0
+"""The gateway lists a version about a second after it is in service."""
 MANY_RESTARTS = 4
 T = TypeVar("T")
 
@@ -46,8 +52,9 @@ class RunResults:
     told_base: HeldOutResult | None = None
     told_base_nats: float | None = None
     policy_nats: float | None = None
-    settled: bool = False
-    pending: list[str] = field(default_factory=list)
+    settling: Settling | None = None
+    asked_after: PolicyVersion | None = None
+    """The version that was in service when the questions began to be asked again, and which answered all of them."""
     sessions_planned: int = 0
     phases_s: dict[str, float] = field(default_factory=dict)
 
@@ -137,28 +144,60 @@ class DemoRun:
         Those answers are needed anyway, and so the last publish, too, happens under open streams.
         """
         settled = asyncio.Event()
+        self._phase.counts = "questions to the base, told the preference"
         traffic = asyncio.create_task(self._traffic_until(client, settled))
         try:
-            await self._wait_until_settled()
+            self.results.settling = await wait_until_settled(
+                self._standing,
+                standstill_s=self._options.settle_standstill_s,
+                limit_s=self._options.settle_limit_s,
+                poll_s=POLL_S,
+                tell=self._tell_standing,
+            )
             settled.set()
             await traffic
         finally:
             await _cancelled(traffic)
 
     async def _score_after(self, client: Talker) -> None:
-        """The held-out questions again, put to the policy that is in service now."""
-        self.results.after = await self._ask(client, self._config.model.served_name)
+        """The held-out questions again, all of them to the version that is in service now, whatever follows it."""
+        version = await self._version_in_service(client)
+        self.results.asked_after = version
+        self._phase.detail = f"asking {version.name}"
+        self.results.after = await self._ask(client, version.name)
+
+    async def _version_in_service(self, client: Talker) -> PolicyVersion:
+        """The version in service, once clients can ask for it by its name.
+
+        Raises:
+            EvaluationFailed: they cannot within `LISTED_WITHIN_S`.
+        """
+        deadline = time.monotonic() + LISTED_WITHIN_S
+        while True:
+            version = await asyncio.to_thread(self._store.versions.serving)
+            listed = await client.models()
+            if version.name in listed:
+                return version
+            if time.monotonic() > deadline:
+                raise EvaluationFailed(f"{version.name} is in service, and the gateway lists {', '.join(listed)}")
+            await asyncio.sleep(POLL_S)
 
     async def _measure_quality(self, client: Talker) -> None:
         """The answers' log-probability under the told base, beside that of its own answers."""
         results = self.results
         if results.told_base is None or results.after is None:
             return
-        for name, answers in (("told_base_nats", results.told_base.answers), ("policy_nats", results.after.answers)):
-            value = await logprob_under_told_base(
-                self._engine, answers, self._preference, on_answer=self._phase.advance
-            )
-            setattr(results, name, value)
+        told, policy = results.told_base.answers, results.after.answers
+        self._phase.counts = "answers read"
+
+        async def read(answers: Sequence[HeldOutAnswer], before: int) -> float:
+            def advance(done: int, _total: int) -> None:
+                self._phase.advance(before + done, len(told) + len(policy))
+
+            return await logprob_under_told_base(self._engine, answers, self._preference, on_answer=advance)
+
+        results.told_base_nats = await read(told, 0)
+        results.policy_nats = await read(policy, len(told))
 
     async def _ask(self, client: Talker, model: str, *, told: bool = False) -> HeldOutResult:
         """Put the held-out questions to a model."""
@@ -189,19 +228,11 @@ class DemoRun:
                 )
             )
 
-    async def _wait_until_settled(self) -> None:
-        """Wait until nothing is on its way into a version any more, saying what for; at most the settle timeout."""
-        deadline = time.monotonic() + self._options.settle_timeout_s
-        quiet = 0
-        while quiet < 2:
-            pending = await asyncio.to_thread(pending_work, self._store, self._config)
-            quiet = 0 if pending else quiet + 1
-            self.results.pending = pending
-            self._phase.detail = f"waiting for {', '.join(pending)}" if pending else ""
-            if time.monotonic() > deadline:
-                return
-            await asyncio.sleep(POLL_S)
-        self.results.settled = True
+    async def _standing(self) -> Standing:
+        return await asyncio.to_thread(standing, self._store, self._config)
+
+    def _tell_standing(self, found: Standing) -> None:
+        self._phase.detail = f"waiting for {', '.join(found.pending)}" if found.pending else ""
 
     def _check_deployment(self) -> None:
         """See whether there is still somebody to talk to and to learn.
@@ -257,7 +288,7 @@ def version_marks(ledger: Ledger) -> tuple[tuple[int, int], ...]:
     return tuple(marks)
 
 
-def checkpoint_of(store: Store) -> Path | None:
-    """The adapter directory of the version in service; None while that is the base."""
-    path = store.versions.serving().path
-    return None if path is None else Path(path)
+def checkpoint_of(version: PolicyVersion) -> Path | None:
+    """Where a version's weights lie; None for the base, and where they were pruned."""
+    path = None if version.path is None else Path(version.path)
+    return path if path is not None and path.is_dir() else None

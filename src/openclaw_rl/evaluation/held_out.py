@@ -97,7 +97,8 @@ async def ask_held_out(
         nonlocal done
         async with gate:
             words = told_prompt(question, preference) if told else question.text
-            entry = await talker.ask(evaluation_ask(model, question, words, options.max_tokens))
+            purpose = Purpose.TOLD if told else Purpose.EVALUATION
+            entry = await talker.ask(evaluation_ask(model, question, words, options.max_tokens, purpose))
         done += 1
         on_answer(done, len(questions))
         return entry

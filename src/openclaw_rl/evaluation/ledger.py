@@ -19,6 +19,8 @@ class Purpose(StrEnum):
     QUESTION = "question"
     CLOSING = "closing"
     EVALUATION = "evaluation"
+    TOLD = "told"
+    """A held-out question to the base that is told the preference, while the last updates are made."""
     BYSTANDER = "bystander"
 
 

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from openclaw_rl.evaluation.ledger import CONVERSATION, Entry, Ledger, preference_score
+from openclaw_rl.rollout.batches import samples_words
 from openclaw_rl.types import TurnState
 
 PLAIN_INTERVAL_S = 10.0
@@ -34,21 +35,27 @@ STATE_WORDS: Mapping[str, str] = {
 
 @dataclass(kw_only=True, slots=True)
 class PhaseProgress:
-    """What the demo is doing now. Written by the demo, read by the view; `total` 0: no bar."""
+    """What the demo is doing now. Written by the demo, read by the view; `total` 0: no bar. `counts`: of what."""
 
     name: str = "starting"
     detail: str = ""
     done: int = 0
     total: int = 0
+    counts: str = ""
     started_at: float = field(default_factory=time.time)
 
-    def start(self, name: str, total: int = 0) -> None:
+    def start(self, name: str) -> None:
         """Begin a phase."""
-        self.name, self.detail, self.done, self.total = name, "", 0, total
+        self.name, self.detail, self.done, self.total, self.counts = name, "", 0, 0, "answers"
 
     def advance(self, done: int, total: int) -> None:
         """Say how far the phase is."""
         self.done, self.total = done, total
+
+    @property
+    def figures(self) -> str:
+        """`3 of 40 answers`; empty where nothing is counted."""
+        return f"{self.done} of {self.total} {self.counts}".rstrip() if self.total else ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +142,7 @@ class LiveView:
         """The whole state in one line."""
         state = self._fresh_state()
         phase = self._phase
-        progress = f" {phase.done}/{phase.total}" if phase.total else ""
+        progress = f": {phase.figures}" if phase.total else ""
         parts = [f"[{elapsed(phase.started_at)}] {phase.name}{progress}"]
         if phase.detail:
             parts.append(phase.detail)
@@ -143,7 +150,7 @@ class LiveView:
             parts += [
                 f"{self._ledger.answers} answers",
                 f"{state.judged} judged ({state.hints} hints)",
-                f"samples {state.samples_waiting} of {state.batch_size}",
+                samples_words(state.samples_waiting, state.batch_size),
                 f"{state.version} after {state.steps} updates",
                 f"preference score {share(preference_score(self._ledger.first_answers))}",
             ]
@@ -157,7 +164,7 @@ class LiveView:
         cells: list[RenderableType] = [Text(elapsed(phase.started_at), style="bold"), name]
         if phase.total:
             progress = ProgressBar(total=phase.total, completed=phase.done, width=30)
-            cells += [progress, Text(f"{phase.done}/{phase.total}")]
+            cells += [progress, Text(phase.figures)]
         if phase.detail:
             cells.append(Text(phase.detail, style="dim"))
         grid.add_row(*cells)
@@ -180,7 +187,7 @@ def figures_table(ledger: Ledger, state: SystemState) -> Table:
     """The figures, in pairs."""
     present = [(state.turns_by_state.get(name, 0), words) for name, words in STATE_WORDS.items()]
     turns = ", ".join(f"{number} {words}" for number, words in present if number)
-    samples = f"{state.samples_waiting} of {state.batch_size} waiting"
+    samples = samples_words(state.samples_waiting, state.batch_size)
     if state.samples_training:
         samples += f", {state.samples_training} in training"
     score = preference_score(ledger.first_answers)

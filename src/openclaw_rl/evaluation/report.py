@@ -66,7 +66,17 @@ class DemoReport:
     median_first_token_ms: float | None
     preference_score_by_quarter: tuple[float | None, ...]
     restarts: Mapping[str, int]
+    version_after: str | None
+    """The version whose answers the scores after, and `checkpoint`, are of; null where the run did not get there."""
+    version_at_end: str
+    """The version in service when the run was over."""
     settled: bool
+    """Whether all that could be learned was, before the questions were asked again."""
+    settle_waited_s: float | None
+    settle_standstill_s: float | None
+    """How long that was waited for, and for how long at the end of the wait nothing had gone forward."""
+    still_pending: tuple[str, ...]
+    """What was on its way when the wait was given up."""
     run_dir: str
     plot: str | None
     phases_s: Mapping[str, float]

@@ -8,6 +8,7 @@ from sqlalchemy.exc import OperationalError
 
 from openclaw_rl.config import Config
 from openclaw_rl.evaluation.live_view import SystemState
+from openclaw_rl.evaluation.settling import Standing
 from openclaw_rl.store import Store
 from openclaw_rl.types import LoopName, SampleState, TurnState, VersionState
 
@@ -36,6 +37,16 @@ def read_system_state(store: Store, config: Config) -> SystemState | None:
         version=serving.name,
         steps=serving.step,
         trainer="" if trainer is None else trainer.waiting_for or trainer.activity,
+    )
+
+
+def standing(store: Store, config: Config) -> Standing:
+    """What is on its way into a version, and how much has arrived."""
+    counts = store.status.counts()
+    trained = counts.samples_by_state.get(SampleState.TRAINED, 0)
+    return Standing(
+        pending=tuple(pending_work(store, config)),
+        arrived=(store.versions.serving().version, trained, counts.judgements),
     )
 
 

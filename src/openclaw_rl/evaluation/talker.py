@@ -93,6 +93,10 @@ class Talker:
         self.ledger = ledger
         self.streams = OpenStreams()
 
+    async def models(self) -> list[str]:
+        """The names that can be asked for now."""
+        return [model.id async for model in await self._client.models.list()]
+
     async def ask(self, ask: Ask) -> Entry:
         """Send one request, read its stream to the end, and return its entry; failures are in the entry."""
         entry = Entry(

@@ -26,7 +26,7 @@ from openclaw_rl.judging.hint_candidates import screened
 from openclaw_rl.judging.signals import by_signals_alone, weighed
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience, StoppedInOutage
-from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.supervision.process import LoopReporter, ending_at_once
 from openclaw_rl.types import Judgement, JudgementOutcome, LoopName, Turn
 
 log = logging.getLogger(__name__)
@@ -209,13 +209,16 @@ def run(config: Config, stop: threading.Event) -> None:
     store = Store.open(config.store_path)
     try:
         LoopReporter(store, LoopName.JUDGING).working("loading the judge")
-        asyncio.run(_with_judge(config, store, stop))
+        with ending_at_once():
+            if stop.is_set():  # a moment before
+                return
+            judge = build_judge(config)
+        asyncio.run(_with_judge(config, store, judge, stop))
     finally:
         store.close()
 
 
-async def _with_judge(config: Config, store: Store, stop: threading.Event) -> None:
-    judge = await asyncio.to_thread(build_judge, config)
+async def _with_judge(config: Config, store: Store, judge: Judge, stop: threading.Event) -> None:
     try:
         await JudgingLoop(config, store, judge, stop).run()
     finally:

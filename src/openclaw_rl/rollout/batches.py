@@ -28,10 +28,10 @@ def batch_due(ready_count: int, oldest_created_at: float | None, now: float, con
     """
     full, least = config.batch_size, min(config.min_batch_size, config.batch_size)
     if ready_count <= 0:
-        return DueDecision(due=False, size=0, why=f"0 of {full} samples")
+        return DueDecision(due=False, size=0, why=samples_words(0, full))
     if oldest_created_at is None:
         raise ValueError(f"{ready_count} samples are ready, so the oldest has a time")
-    count = f"{ready_count} of {full} samples"
+    count = samples_words(ready_count, full)
     if ready_count >= full:
         return DueDecision(due=True, size=full, why=count)
     age = max(0.0, now - oldest_created_at)
@@ -41,3 +41,10 @@ def batch_due(ready_count: int, oldest_created_at: float | None, now: float, con
     if ready_count < least:
         return DueDecision(due=False, size=0, why=f"{waited}, but never with fewer than {least}")
     return DueDecision(due=True, size=ready_count, why=waited)
+
+
+def samples_words(ready: int, batch_size: int) -> str:
+    """`3 of 4 samples`; where there are more than a batch takes: `18 samples ready (a batch takes 4)`."""
+    if ready > batch_size:
+        return f"{ready} samples ready (a batch takes {batch_size})"
+    return f"{ready} of {batch_size} samples"

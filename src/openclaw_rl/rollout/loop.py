@@ -232,7 +232,9 @@ class RolloutLoop:
         if any(moved.values()):
             self._watch.moved(now)
         if now - self._reported_at >= REPORT_INTERVAL_S:
-            _report(self._reporter, moved, _progress(self._store, self._config, now))
+            progress = _progress(self._store, self._config, now)
+            _report(self._reporter, moved, progress)
+            self._watch.saw(progress.work, now)
             self._reported_at = now
         stalled_s = self._watch.stalled_for(now)
         if stalled_s is not None:
@@ -258,7 +260,7 @@ def _progress(store: Store, config: Config, now: float) -> Progress:
 
 
 def _warn(stalled_s: float, progress: Progress) -> None:
-    if progress.pending:
+    if progress.work is not None:
         logger.warning("no progress for %.0f s: %s", stalled_s, progress.sentence())
 
 

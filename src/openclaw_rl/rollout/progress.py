@@ -9,7 +9,7 @@ from openclaw_rl.config import RolloutConfig
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store.samples import ReadySamples
 from openclaw_rl.store.status import Counts
-from openclaw_rl.types import TurnState
+from openclaw_rl.types import SampleState, TurnState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,11 +22,16 @@ class Progress:
     due: bool
     why: str
     reasons: Mapping[str, int]
+    claimed: int = 0
+    trained: int = 0
 
     @property
-    def pending(self) -> bool:
-        """Whether there is anything that could go forward: nobody need hear that nobody asks anything."""
-        return bool(self.awaiting or self.judging or self.ready)
+    def work(self) -> tuple[int, ...] | None:
+        """What other loops have to do and have done, which changes when they go forward; None where it is their turn
+        for nothing: the user's next message may come tomorrow, and a batch that is in training is being worked on."""
+        if self.judging or (self.due and not self.claimed):
+            return (self.judging, self.ready, self.claimed, self.trained)
+        return None
 
     def sentence(self) -> str:
         """For example: "3 turns wait for a next state, 1 is being judged; 5 of 8 samples; …; excluded: 2 greedy"."""
@@ -69,6 +74,8 @@ def progress_of(counts: Counts, ready: ReadySamples, now: float, config: Rollout
         due=decision.due,
         why=decision.why,
         reasons=counts.turns_by_reason,
+        claimed=counts.samples_by_state.get(SampleState.CLAIMED.value, 0),
+        trained=counts.samples_by_state.get(SampleState.TRAINED.value, 0),
     )
 
 
@@ -79,6 +86,13 @@ class StallWatch:
         self._interval_s = interval_s
         self._moved_at = now
         self._said_at = now
+        self._work: tuple[int, ...] | None = None
+
+    def saw(self, work: tuple[int, ...] | None, now: float) -> None:
+        """What there is to do now: if it was other work before, something moved; without any, nothing stands."""
+        if work is None or work != self._work:
+            self.moved(now)
+        self._work = work
 
     def moved(self, now: float) -> None:
         """Something went forward."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
 from openclaw_rl.supervision.alone import alone
-from openclaw_rl.supervision.process import die_with_parent, ending_at_once, stop_event
+from openclaw_rl.supervision.process import die_with_parent, ending_at_once, leave, stop_event
 from openclaw_rl.types import LoopName
 
 EXIT_CONFIGURATION = 78
@@ -102,4 +102,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
 import ctypes
 import logging
 import os
@@ -10,11 +13,11 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
 from openclaw_rl.types import LoopName, LoopStatus
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:  # the supervisor needs no database to start its children
     from openclaw_rl.store import Store
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
 TIED_TO_PARENT = sys.platform.startswith("linux")
@@ -65,6 +70,40 @@ def ending_at_once() -> Iterator[None]:
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+
+
+def leave(code: int) -> NoReturn:
+    """End this process with `code` now that all it had to put away is put away.
+
+    Taking an interpreter apart that holds torch and a model costs seconds of CPU, and nobody has anything of it: on a
+    busy machine a process that had stopped in good order would not be gone before its supervisor kills it.
+    """
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(BrokenPipeError):  # whoever read it has gone first
+            stream.flush()
+    os._exit(code)
+
+
+def begin_beside(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Begin `work` in a thread that nobody waits for when the event loop ends, as a pool's threads are waited for.
+
+    For what may take long and leaves nothing half done, such as loading a model: cancel the future to forget it.
+    """
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def do() -> None:
+        if not outcome.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where the outcome is asked for
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)
+
+    threading.Thread(target=do, name="beside", daemon=True).start()
+    return asyncio.wrap_future(outcome)
 
 
 def die_with_parent(parent_pid: int, how: signal.Signals = signal.SIGTERM) -> None:

@@ -249,15 +249,20 @@ class Supervisor:
     # --- stopping ------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        """SIGTERM in reverse order, the engine once the gateway has let its streams end; SIGKILL at the end."""
+        """SIGTERM in reverse order, the engine once nobody asks it for anything any more; SIGKILL at the end.
+
+        The trainer asks it for nothing but to load a version, which the next start does, and may be long in one
+        computation: the engine does not wait for it.
+        """
         self._phase = Phase.STOPPING
         self._write_state()
         timeout = self._config.supervisor.shutdown_timeout_s
         end = time.monotonic() + timeout
         engine = [child for child in self._children if child.loop is LoopName.ENGINE]
         others = [child for child in reversed(self._children) if child.loop is not LoopName.ENGINE]
-        self._terminate(others, end - timeout * ENGINE_SHARE_OF_SHUTDOWN)
-        self._terminate(engine, end)
+        asking = [child for child in others if child.loop is not LoopName.TRAINING]
+        self._terminate(others, asking, end - timeout * ENGINE_SHARE_OF_SHUTDOWN)
+        self._terminate(engine, self._children, end)
         for child in self._children:
             if child.running:
                 logger.warning("%s did not end within %.0f s and is killed", child.loop, timeout)
@@ -266,12 +271,13 @@ class Supervisor:
         self._phase = Phase.STOPPED
         self._write_state()
 
-    def _terminate(self, children: Sequence[Child], deadline: float) -> None:
+    def _terminate(self, children: Sequence[Child], awaited: Sequence[Child], deadline: float) -> None:
+        """Ask `children` to end, and wait until all of `awaited` have."""
         for child in children:
             child.cancel_restart()
             child.terminate()
-        while any(child.running for child in children) and time.monotonic() < deadline:
-            for child in children:
+        while any(child.running for child in awaited) and time.monotonic() < deadline:
+            for child in self._children:
                 child.reap(restart=False)
             time.sleep(POLL_INTERVAL_S / 5)
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from openclaw_rl.config import Config
@@ -100,10 +101,14 @@ class TrainingLoop:
         try:
             with stop_told(self._stop, self._reporter):
                 self._until_stopped()
-        except (Stopped, StoppedInOutage):
-            log.info("stopped in the middle of a step; its samples wait again")
+        except Stopped as error:
+            log.info("stopped %s", error)
+        except StoppedInOutage:
+            log.info("stopped while the record could not be used")
         finally:
             self._release()
+            for file in self._metric_files:
+                file.close()
 
     def _until_stopped(self) -> None:
         while not self._stop.is_set():
@@ -195,9 +200,8 @@ class TrainingLoop:
     def _publish_candidates(self) -> bool:
         """Put what is committed into service; False where that has to be tried again later."""
         while (version := self._next_candidate()) is not None:
-            waiting_for = f"the engine to load {version.name}"
             try:
-                self._publisher.publish(version, lambda said=waiting_for: self._reporter.waiting(said))  # type: ignore[misc]
+                self._publisher.publish(version, partial(self._wait_for_engine, version.name))
             except VersionRefused as error:
                 self._reject_version(version, error)
             except VersionOvertaken as error:
@@ -206,9 +210,14 @@ class TrainingLoop:
             except PublishError as error:
                 log.warning("%s", error)
                 self._store.status.count("publish_failures")
-                self._reporter.waiting(str(error))
+                self._reporter.waiting(f"another try to publish {version.name}: {error}")
                 return False
         return True
+
+    def _wait_for_engine(self, name: str) -> None:
+        if self._stop.is_set():  # so is the engine, or it will be
+            raise Stopped(f"before {name} was in service; the next start puts it there")
+        self._reporter.waiting(f"the engine to load {name}")
 
     def _next_candidate(self) -> PolicyVersion | None:
         """The oldest candidate now: a rollback during the last publication may have given up those that waited."""
@@ -327,7 +336,7 @@ class TrainingLoop:
 
         def progress(doing: str) -> None:
             if self._stop.is_set():
-                raise Stopped
+                raise Stopped("in the middle of a step; its samples wait again")
             self._doing = doing
             self._reporter.working(said_in_step(step, doing), step=step, samples=len(samples))
 
@@ -388,7 +397,7 @@ class TrainingLoop:
     ) -> StepOutcome:
         def pause() -> None:
             if self._stop.wait(EVALUATION_PAUSE_S):
-                raise Stopped
+                raise Stopped("while a version was evaluated; its samples wait again")
 
         self._reporter.working(said_in_evaluation(outcome.step))
         with self._deaths.counted(samples, lambda: EVALUATING):

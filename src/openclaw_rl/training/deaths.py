@@ -39,7 +39,7 @@ _IN_EVALUATION = re.compile(rf"{EVALUATING} version \d+")
 
 
 class Stopped(Exception):
-    """The process was told to stop in the middle of a step, which is then as if it had never begun."""
+    """The process was told to stop in the middle of something, which the next start does; the message says what."""
 
 
 def said_in_step(step: int, doing: str) -> str:

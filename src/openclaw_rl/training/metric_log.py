@@ -121,6 +121,9 @@ class MetricFile:
         self._last = new[-1].step
         return len(new)
 
+    def close(self) -> None:
+        """Nothing is held open between two steps."""
+
     def _append(self, data: bytes) -> None:
         """Write after the last whole entry, over whatever a kill or a full disk left there, and make it durable."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +141,10 @@ class Follower(Protocol):
 
     def follow(self, steps: Sequence[StepRecord], refused: Mapping[int, str | None]) -> int:
         """Take those that it lacks, in their order; how many. `refused`: the reasons, by version."""
+        ...
+
+    def close(self) -> None:
+        """No more will come."""
         ...
 
 

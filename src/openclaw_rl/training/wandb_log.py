@@ -75,6 +75,12 @@ class WandbLog:
                 return done
         return len(new)
 
+    def close(self) -> None:
+        """Let W&B send what it still holds, and mark the run as ended: nobody else does at the end of the process."""
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
     def _started(self) -> Any:
         """The run, begun or gone on with. It is told no configuration but what metrics are in: paths stay here."""
         if self._run is None:

@@ -262,7 +262,8 @@ async def _heartbeat(services: Services) -> None:
             if keeper.ready:
                 await asyncio.to_thread(services.reporter.working, "serving", **details)
             else:
-                await asyncio.to_thread(services.reporter.waiting, keeper.problem, **details)
+                words = f"a version that can answer: {keeper.problem}"
+                await asyncio.to_thread(services.reporter.waiting, words, **details)
         except STORE_ERRORS as error:
             logger.warning("the gateway's heartbeat was not written (%s)", type(error).__name__)
         await asyncio.sleep(HEARTBEAT_S)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
+from functools import partial
 
 import uvloop
 
@@ -13,7 +13,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded.app import create_app, serve
 from openclaw_rl.serving.engines.embedded.service import EmbeddedService
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter, Reports
+from openclaw_rl.supervision.process import LoopReporter, Reports, begin_beside
 from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ def run(config: Config, stop: threading.Event, reporter: Reports | None = None) 
 async def _serve(config: Config, stop: threading.Event, reporter: Reports) -> None:
     service = EmbeddedService(config)
     ended = threading.Event()
-    loading = asyncio.create_task(asyncio.to_thread(service.load_model, threads_of(config)))
-    loading.add_done_callback(lambda task: ended.set() if task.cancelled() or task.exception() else None)
+    loading = begin_beside(partial(service.load_model, threads_of(config)))
+    loading.add_done_callback(lambda done: ended.set() if done.cancelled() or done.exception() else None)
 
     def heartbeat() -> None:
         if stop.is_set() or service.crashed.is_set():
@@ -62,6 +62,7 @@ async def _serve(config: Config, stop: threading.Event, reporter: Reports) -> No
         await service.close()
     if loading.done():
         loading.result()
+    loading.cancel()  # told to stop while it loads: nobody waits for the rest
     if service.crashed.is_set():
         raise EngineCrashed("the engine's compute thread failed")
 

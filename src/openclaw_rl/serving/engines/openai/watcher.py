@@ -58,7 +58,7 @@ def _report(reporter: LoopReporter, seen: Sequence[tuple[str, Features | None, s
     words, waits = sentence(seen)
     details: Mapping[str, bool | None] = {host: None if found is None else found.trainable for host, found, _ in seen}
     if waits:
-        reporter.waiting(words, trainable=details)
+        reporter.waiting(f"an upstream ({words})", trainable=details)
     else:
         reporter.working(words, trainable=details)
 

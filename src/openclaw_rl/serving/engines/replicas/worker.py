@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
 from openclaw_rl.serving.engines.replicas.pool import threads_of_each
 from openclaw_rl.supervision.child import ENGINE_MODULES, EXIT_CONFIGURATION, configure_logging
-from openclaw_rl.supervision.process import die_with_parent, ending_at_once, stop_event
+from openclaw_rl.supervision.process import die_with_parent, ending_at_once, leave, stop_event
 
 
 class Silent:
@@ -62,4 +61,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
