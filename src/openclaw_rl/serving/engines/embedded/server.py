@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from functools import partial
 
@@ -18,6 +19,10 @@ from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
 
+SWITCH_INTERVAL_S = 0.0005
+"""The compute thread gives the interpreter up at each operation on tensors, hundreds of times a token, and waits so long
+to have it back from a thread that reads a version. With Python's own 5 ms a publication stood in the way of tokens."""
+
 
 class EngineCrashed(RuntimeError):
     """The compute thread ended by itself; the process ends too, and its supervisor starts another."""
@@ -30,6 +35,7 @@ def run(config: Config, stop: threading.Event, reporter: Reports | None = None) 
         EngineCrashed: the compute thread failed.
         Exception: whatever kept the model from loading.
     """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     if reporter is not None:
         uvloop.run(_serve(config, stop, reporter))
         return
