@@ -20,8 +20,8 @@ from openclaw_rl.types import LoopName
 logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
-"""The compute thread gives the interpreter up at each operation on tensors, hundreds of times a token, and waits so long
-to have it back from a thread that reads a version. With Python's own 5 ms a publication stood in the way of tokens."""
+"""The compute thread gives the interpreter up at each operation on tensors, hundreds of times a token, and waits so
+long to have it back from a thread that reads a version. With Python's own 5 ms a publication held tokens up."""
 
 
 class EngineCrashed(RuntimeError):
