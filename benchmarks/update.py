@@ -150,6 +150,11 @@ def _row(case: Case, arguments: argparse.Namespace, limit_s: float) -> dict[str,
         except (ConfigError, DeploymentError) as error:
             logger.warning("%s: %s", case, error)
             return row_of(case, dict.fromkeys(UNKNOWN), reason=str(error).partition("\n")[0])
+        # At the border of a row, whatever it is: the rows that were measured before it must not be lost.
+        except Exception as error:
+            logger.exception("%s: it came to no end", case)
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return row_of(case, dict.fromkeys(UNKNOWN), reason=said)
     took = time.monotonic() - begin
     few = found["updates"] < arguments.updates
     reason = f"{found['updates']} of {arguments.updates} updates in {took:.0f} s" if few else None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -23,6 +24,8 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.status import Span
 from openclaw_rl.supervision.deployment import Deployment
 from openclaw_rl.types import VersionState
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.25
 REQUEST_TIMEOUT_S = 300.0
@@ -42,6 +45,8 @@ class Observed:
 
     entries: tuple[Entry, ...]
     spans: tuple[Span, ...]
+    ratings_failed: int = 0
+    """Ratings that the gateway did not take: they are not answers, and are counted apart."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +67,10 @@ async def observe(deployment: Deployment, config: Config, options: LoadOptions) 
             talker(
                 deployment.url, ledger=ledger, timeout_s=REQUEST_TIMEOUT_S, api_key=key_of(config.serving)
             ) as client,
-            httpx.AsyncClient(base_url=deployment.url, trust_env=False, timeout=REQUEST_TIMEOUT_S) as rater,
+            httpx.AsyncClient(base_url=deployment.url, trust_env=False, timeout=REQUEST_TIMEOUT_S) as posts,
             asyncio.TaskGroup() as group,
         ):
-            numbers = itertools.count()
+            numbers, rater = itertools.count(), Rater(posts)
             readers = [
                 group.create_task(_read_on(client, rater, numbers, options.max_tokens, over))
                 for _ in range(options.streams)
@@ -75,7 +80,7 @@ async def observe(deployment: Deployment, config: Config, options: LoadOptions) 
             _, late = await asyncio.wait(readers, timeout=DRAIN_S)
             for reader in late:
                 reader.cancel()
-        return Observed(entries=tuple(ledger), spans=tuple(store.status.spans()))
+        return Observed(entries=tuple(ledger), spans=tuple(store.status.spans()), ratings_failed=rater.failed)
     finally:
         store.close()
 
@@ -91,8 +96,26 @@ async def _until_updated(store: Store, ledger: Ledger, options: LoadOptions) -> 
         await asyncio.sleep(POLL_S)
 
 
+class Rater:
+    """Says what readers think of answers; what the gateway does not take is counted, and stops nobody's reading."""
+
+    def __init__(self, client: httpx.AsyncClient) -> None:
+        self._client = client
+        self.failed = 0
+
+    async def rate(self, entry: Entry) -> None:
+        """Short answers are liked, so that there are ratings of both kinds, and something is learned."""
+        entry.verdict = 1 if len(entry.text.split()) < WANTED_WORDS else -1
+        try:
+            rated = await self._client.post("feedback", json={"turn_id": entry.turn_id, "score": entry.verdict})
+            rated.raise_for_status()
+        except httpx.HTTPError as error:
+            self.failed += 1
+            logger.warning("a rating failed: %s: %s", type(error).__name__, error)
+
+
 async def _read_on(
-    client: Talker, rater: httpx.AsyncClient, numbers: Iterable[int], max_tokens: int, over: asyncio.Event
+    client: Talker, rater: Rater, numbers: Iterable[int], max_tokens: int, over: asyncio.Event
 ) -> None:
     """One reader: ask, read, rate, and ask something else at once, until it is over."""
     for number in numbers:
@@ -100,10 +123,7 @@ async def _read_on(
             return
         entry = await client.ask(_question(number, max_tokens))
         if entry.answered and number % RATED_EVERY == 0:
-            # Short answers are liked, so that there are ratings of both kinds, and something is learned.
-            entry.verdict = 1 if len(entry.text.split()) < WANTED_WORDS else -1
-            rated = await rater.post("feedback", json={"turn_id": entry.turn_id, "score": entry.verdict})
-            rated.raise_for_status()
+            await rater.rate(entry)
         if not entry.answered:
             await asyncio.sleep(REFUSED_PAUSE_S)
 
@@ -141,6 +161,7 @@ def figures(seen: Observed) -> dict[str, float | int | None]:
         "refused": sum(entry.refused for entry in seen.entries),
         "broken": sum(entry.broken for entry in seen.entries),
         "requests": len(seen.entries),
+        "ratings_failed": seen.ratings_failed,
         "updates": sum(span.ended_at is not None for span in publishes),
         "updates_with_open_stream": spans_with_open_stream(publishes, opened),
         "gap_ms_publish": _ms(max(gaps.publish, default=None)),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from benchmarks.__main__ import main
-from benchmarks.update import SGLANG_ON_CPU, Case, as_json, cases, config_of, ratios, row_of, share_s
-from benchmarks.update_load import Observed, figures, percentile, seconds_to_serve
+from benchmarks.update import SGLANG_ON_CPU, Case, as_json, cases, config_of, ratios, row_of, run, share_s
+from benchmarks.update_load import Observed, Rater, figures, percentile, seconds_to_serve
 
 from openclaw_rl.evaluation.ledger import Entry, Purpose
 from openclaw_rl.models import available_devices, choose_device
@@ -131,3 +133,37 @@ def test_the_time_is_shared_and_what_a_row_leaves_is_the_next_ones() -> None:
 def test_what_cannot_be_measured_is_null_with_a_reason() -> None:
     rows = [{"engine": "vllm", "kind": "full", "mode": "seamless", "refused": None, "reason": "it is not here"}]
     assert as_json({"date": "today", "rows": rows}) == [{**rows[0], "date": "today"}]
+
+
+def test_a_rating_that_fails_is_counted_and_stops_nobody() -> None:
+    def hiccup(request: httpx.Request) -> httpx.Response:
+        if b'"a"' in request.content:
+            raise httpx.ConnectError("gone")
+        return httpx.Response(503 if b'"b"' in request.content else 200)
+
+    async def rated() -> int:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(hiccup), base_url="http://gateway/v1") as client:
+            rater = Rater(client)
+            for turn_id in ("a", "b", "c"):
+                await rater.rate(entry([0.0], turn_id=turn_id, text="short"))
+            return rater.failed
+
+    assert asyncio.run(rated()) == 2
+    assert figures(Observed(entries=(), spans=(), ratings_failed=2))["ratings_failed"] == 2
+
+
+def test_whatever_ends_a_row_the_rows_before_it_are_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def measured(config: Any, *_: Any, **__: Any) -> dict[str, Any]:
+        if config.serving.on_update == "refuse":
+            raise ExceptionGroup("of readers", [RuntimeError("a cable was pulled")])
+        return figures(SEEN)
+
+    monkeypatch.setattr("benchmarks.update._measured", measured)
+    chosen = arguments(engine="embedded", kind="lora", mode=None, updates=1, limit_s=1, budget_s=9)
+    kept, lost = run(chosen)["rows"]
+    assert kept["updates"] == 1
+    assert lost["updates"] is None
+    assert "of readers" in lost["reason"]
+    assert "a cable was pulled" in caplog.text  # with its traceback
