@@ -141,7 +141,7 @@ def _setting(text: str) -> Setting:
 
 
 def _row(case: Case, arguments: argparse.Namespace, limit_s: float) -> dict[str, Any]:
-    """The figures of a row, with a `reason` where there are fewer updates than were asked for, or none."""
+    """The figures of a row, with a `reason` where it is not what was asked for, or there are none."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="openclaw-update-") as directory:
         try:
@@ -156,9 +156,19 @@ def _row(case: Case, arguments: argparse.Namespace, limit_s: float) -> dict[str,
             said = f"{type(error).__name__}: {error}".partition("\n")[0]
             return row_of(case, dict.fromkeys(UNKNOWN), reason=said)
     took = time.monotonic() - begin
-    few = found["updates"] < arguments.updates
-    reason = f"{found['updates']} of {arguments.updates} updates in {took:.0f} s" if few else None
+    reason = shortfall(found, wanted=arguments.updates, took_s=took)
     return row_of(case, {**found, "ratios": ratios(found), "seconds": round(took, 1)}, reason=reason)
+
+
+def shortfall(found: Mapping[str, Any], *, wanted: int, took_s: float) -> str | None:
+    """In what a row that was measured is not what was asked for; None where it is."""
+    updates, watched = found["updates"], found["updates_with_open_stream"]
+    amiss = []
+    if updates < wanted:
+        amiss.append(f"{updates} of {wanted} updates in {took_s:.0f} s")
+    if watched < updates:
+        amiss.append(f"no stream was open at the publication of {updates - watched} of {updates} updates")
+    return "; ".join(amiss) or None
 
 
 def row_of(case: Case, found: Mapping[str, Any], *, reason: str | None) -> dict[str, Any]:

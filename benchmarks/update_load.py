@@ -45,6 +45,8 @@ class Observed:
 
     entries: tuple[Entry, ...]
     spans: tuple[Span, ...]
+    served: frozenset[int] = frozenset()
+    """The versions that came into service, now or before; no publication that failed or was broken off."""
     ratings_failed: int = 0
     """Ratings that the gateway did not take: they are not answers, and are counted apart."""
 
@@ -80,7 +82,12 @@ async def observe(deployment: Deployment, config: Config, options: LoadOptions) 
             _, late = await asyncio.wait(readers, timeout=DRAIN_S)
             for reader in late:
                 reader.cancel()
-        return Observed(entries=tuple(ledger), spans=tuple(store.status.spans()), ratings_failed=rater.failed)
+        return Observed(
+            entries=tuple(ledger),
+            spans=tuple(store.status.spans()),
+            served=_served(store),
+            ratings_failed=rater.failed,
+        )
     finally:
         store.close()
 
@@ -89,11 +96,15 @@ async def _until_updated(store: Store, ledger: Ledger, options: LoadOptions) -> 
     """Return when there were so many updates and the last version has answered somebody, or the time is over."""
     deadline = time.monotonic() + options.limit_s
     while time.monotonic() < deadline:
-        versions = await asyncio.to_thread(store.versions.all)
-        served = [v.version for v in versions if v.version and v.state in SERVED]
+        served = await asyncio.to_thread(_served, store)
         if len(served) >= options.updates and any(entry.version == max(served) for entry in ledger if entry.answered):
             return
         await asyncio.sleep(POLL_S)
+
+
+def _served(store: Store) -> frozenset[int]:
+    """The trained versions that came into service."""
+    return frozenset(v.version for v in store.versions.all() if v.version and v.state in SERVED)
 
 
 class Rater:
@@ -149,21 +160,16 @@ def _question(number: int, max_tokens: int) -> Ask:
 def figures(seen: Observed) -> dict[str, float | int | None]:
     """The row of what was observed: counts, longest gaps (and 99th percentiles), seconds from step to service."""
     spans = whole_updates(seen.spans)
-    publishes = [span for span in spans if span.name == PUBLISH]
-    opened = [
-        (entry.opened_at, entry.ended_at)
-        for entry in seen.entries
-        if entry.opened_at is not None and entry.ended_at is not None
-    ]
-    gaps = sorted_gaps([entry.chunk_times for entry in seen.entries], spans)
+    gaps = sorted_gaps([moments(entry) for entry in seen.entries], spans)
     served = seconds_to_serve(seen)
     return {
         "refused": sum(entry.refused for entry in seen.entries),
         "broken": sum(entry.broken for entry in seen.entries),
         "requests": len(seen.entries),
         "ratings_failed": seen.ratings_failed,
-        "updates": sum(span.ended_at is not None for span in publishes),
-        "updates_with_open_stream": spans_with_open_stream(publishes, opened),
+        "hung_up": sum(entry.cancelled for entry in seen.entries),
+        "updates": len(seen.served),
+        "updates_with_open_stream": updates_with_open_stream(seen),
         "gap_ms_publish": _ms(max(gaps.publish, default=None)),
         "gap_ms_step": _ms(max(gaps.step, default=None)),
         "gap_ms_otherwise": _ms(max(gaps.otherwise, default=None)),
@@ -178,14 +184,38 @@ def figures(seen: Observed) -> dict[str, float | int | None]:
     }
 
 
+def moments(entry: Entry) -> Sequence[float]:
+    """When a reader got text; of one who got some, got no more and hung up, also when that was.
+
+    Such a stream is not broken, and its silence is a gap as any other.
+    """
+    if entry.cancelled and entry.chunk_times and entry.ended_at is not None:
+        return [*entry.chunk_times, entry.ended_at]
+    return entry.chunk_times
+
+
+def updates_with_open_stream(seen: Observed) -> int:
+    """How many updates had at least one stream open at each try to publish their version."""
+    opened = [
+        (entry.opened_at, entry.ended_at)
+        for entry in seen.entries
+        if entry.opened_at is not None and entry.ended_at is not None
+    ]
+    tries: dict[int, list[Span]] = {version: [] for version in seen.served}
+    for span in seen.spans:
+        if span.name == PUBLISH and span.details.get("version") in tries:
+            tries[span.details["version"]].append(span)
+    return sum(bool(spans) and spans_with_open_stream(spans, opened) == len(spans) for spans in tries.values())
+
+
 def whole_updates(spans: Iterable[Span]) -> list[Span]:
-    """Publications, and steps that last until their version's publication begins.
+    """All tries to publish, and steps that last until the first try with their version begins.
 
     Between the two the trainer writes its checkpoint: its work, too, goes on beside the streams.
     """
     spans = tuple(spans)
-    publishes = {span.details.get("version"): span for span in spans if span.name == PUBLISH}
-    found = list(publishes.values())
+    found = [span for span in spans if span.name == PUBLISH]
+    publishes = {span.details.get("version"): span for span in reversed(found)}  # the first of each
     for span in spans:
         if span.name == TRAINING_STEP:
             publish = publishes.get(span.details.get("step"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from benchmarks.__main__ import main
-from benchmarks.update import SGLANG_ON_CPU, Case, as_json, cases, config_of, ratios, row_of, run, share_s
-from benchmarks.update_load import Observed, Rater, figures, percentile, seconds_to_serve
+from benchmarks.update import SGLANG_ON_CPU, Case, as_json, cases, config_of, ratios, row_of, run, share_s, shortfall
+from benchmarks.update_load import Observed, Rater, figures, percentile, seconds_to_serve, whole_updates
 
 from openclaw_rl.evaluation.ledger import Entry, Purpose
 from openclaw_rl.models import available_devices, choose_device
@@ -50,6 +51,7 @@ SEEN = Observed(
         entry([], error="HTTP 503"),
     ),
     spans=(span("training_step", 10.0, 11.0, step=1), span("publish", 12.5, 12.7, version=1)),
+    served=frozenset({1}),
 )
 
 
@@ -167,3 +169,35 @@ def test_whatever_ends_a_row_the_rows_before_it_are_kept(
     assert lost["updates"] is None
     assert "of readers" in lost["reason"]
     assert "a cable was pulled" in caplog.text  # with its traceback
+
+
+def test_an_update_is_a_version_that_serves_and_no_mere_try() -> None:
+    refused = span("publish", 13.0, 14.0, version=2)
+    found = figures(dataclasses.replace(SEEN, spans=(*SEEN.spans, refused)))
+    assert (found["updates"], found["updates_with_open_stream"]) == (1, 1)
+
+
+def test_a_try_to_publish_that_failed_is_publishing_too() -> None:
+    failed = span("publish", 12.0, 12.2, version=1)
+    spans = (SEEN.spans[0], failed, SEEN.spans[1])
+    step = next(span for span in whole_updates(spans) if span.name == "training_step")
+    assert step.ended_at == 12.0  # where the first try begins
+    found = figures(dataclasses.replace(SEEN, spans=spans))
+    assert found["gap_ms_publish"] == 1250.0  # 11.0 to 12.25, which was the trainer's work before
+
+
+def test_no_stream_at_one_try_is_a_reason() -> None:
+    unseen = span("publish", 30.0, 31.0, version=1)
+    found = figures(dataclasses.replace(SEEN, spans=(*SEEN.spans, unseen)))
+    assert (found["updates"], found["updates_with_open_stream"]) == (1, 0)
+    assert shortfall(found, wanted=1, took_s=9) == "no stream was open at the publication of 1 of 1 updates"
+    assert shortfall(found, wanted=2, took_s=9) == (
+        "1 of 2 updates in 9 s; no stream was open at the publication of 1 of 1 updates"
+    )
+    assert shortfall(figures(SEEN), wanted=1, took_s=9) is None
+
+
+def test_the_silence_before_a_reader_hangs_up_is_a_gap() -> None:
+    silent = entry([20.0, 20.1], finish_reason=None, error="hung up by the client", cancelled=True, ended_at=50.1)
+    found = figures(dataclasses.replace(SEEN, entries=(*SEEN.entries, silent)))
+    assert (found["broken"], found["hung_up"], found["gap_ms_otherwise"]) == (1, 1, 30000.0)
