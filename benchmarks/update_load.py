@@ -23,7 +23,7 @@ from openclaw_rl.evaluation.talker import Ask, Talker, key_of, talker
 from openclaw_rl.store import Store
 from openclaw_rl.store.status import Span
 from openclaw_rl.supervision.deployment import Deployment
-from openclaw_rl.types import VersionState
+from openclaw_rl.types import LoopName, VersionState
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +31,12 @@ POLL_S = 0.25
 REQUEST_TIMEOUT_S = 300.0
 REFUSED_PAUSE_S = 0.1
 """A reader who is turned away asks something else so much later."""
-RATED_EVERY = 2
-"""One in so many answers is rated, so that the trainer rests between steps and there is an `otherwise`."""
+REST_S = 2.0
+"""The trainer rests at least so long between two updates, and there is an `otherwise`: then a batch is rated."""
+AGAIN_S = 10.0
+"""If no step has begun so long after that, another batch is rated."""
+RESTING = "a batch"
+"""What the trainer says that it waits for when it has nothing to do."""
 WANTED_WORDS = 20
 DRAIN_S = 30.0
 """How long readers may take to their last answers' ends; then they hang up."""
@@ -58,6 +62,7 @@ class LoadOptions:
     streams: int
     updates: int
     max_tokens: int
+    batch_size: int
     limit_s: float
 
 
@@ -77,7 +82,7 @@ async def observe(deployment: Deployment, config: Config, options: LoadOptions) 
                 group.create_task(_read_on(client, rater, numbers, options.max_tokens, over))
                 for _ in range(options.streams)
             ]
-            await _until_updated(store, ledger, options)
+            await _until_updated(store, ledger, options, rater)
             over.set()
             _, late = await asyncio.wait(readers, timeout=DRAIN_S)
             for reader in late:
@@ -92,13 +97,16 @@ async def observe(deployment: Deployment, config: Config, options: LoadOptions) 
         store.close()
 
 
-async def _until_updated(store: Store, ledger: Ledger, options: LoadOptions) -> None:
+async def _until_updated(store: Store, ledger: Ledger, options: LoadOptions, rater: Rater) -> None:
     """Return when there were so many updates and the last version has answered somebody, or the time is over."""
-    deadline = time.monotonic() + options.limit_s
+    deadline, pace = time.monotonic() + options.limit_s, Pace()
     while time.monotonic() < deadline:
         served = await asyncio.to_thread(_served, store)
         if len(served) >= options.updates and any(entry.version == max(served) for entry in ledger if entry.answered):
             return
+        resting, steps = await asyncio.to_thread(_trainer, store)
+        if pace.due(time.monotonic(), resting=resting, steps=steps):
+            rater.wanted = options.batch_size
         await asyncio.sleep(POLL_S)
 
 
@@ -107,15 +115,46 @@ def _served(store: Store) -> frozenset[int]:
     return frozenset(v.version for v in store.versions.all() if v.version and v.state in SERVED)
 
 
+def _trainer(store: Store) -> tuple[bool, int]:
+    """Whether the trainer waits for ratings, and how many steps it has begun."""
+    said = next((one.waiting_for for one in store.status.loops() if one.loop is LoopName.TRAINING), None)
+    return (said or "").startswith(RESTING), len(store.status.spans(TRAINING_STEP))
+
+
+class Pace:
+    """When the next batch is to be rated: the trainer has rested, or nothing came of the last one."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._next: float | None = None
+
+    def due(self, now: float, *, resting: bool, steps: int) -> bool:
+        """Whether that is now (seconds), by what the trainer does and how many steps it has begun."""
+        if not resting:
+            self._next = None
+            return False
+        if self._next is None or steps != self._steps:
+            self._next, self._steps = now + REST_S, steps
+        if now < self._next:
+            return False
+        self._next = now + AGAIN_S
+        return True
+
+
 class Rater:
     """Says what readers think of answers; what the gateway does not take is counted, and stops nobody's reading."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
         self.failed = 0
+        self.wanted = 0
+        """So many of the next answers are rated."""
 
     async def rate(self, entry: Entry) -> None:
         """Short answers are liked, so that there are ratings of both kinds, and something is learned."""
+        if self.wanted <= 0:
+            return
+        self.wanted -= 1
         entry.verdict = 1 if len(entry.text.split()) < WANTED_WORDS else -1
         try:
             rated = await self._client.post("feedback", json={"turn_id": entry.turn_id, "score": entry.verdict})
@@ -133,7 +172,7 @@ async def _read_on(
         if over.is_set():
             return
         entry = await client.ask(_question(number, max_tokens))
-        if entry.answered and number % RATED_EVERY == 0:
+        if entry.answered:
             await rater.rate(entry)
         if not entry.answered:
             await asyncio.sleep(REFUSED_PAUSE_S)

@@ -6,14 +6,37 @@ import argparse
 import asyncio
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from benchmarks.__main__ import main
-from benchmarks.update import SGLANG_ON_CPU, Case, as_json, cases, config_of, ratios, row_of, run, share_s, shortfall
-from benchmarks.update_load import Observed, Rater, figures, percentile, seconds_to_serve, whole_updates
+from benchmarks.update import (
+    AROUND_S,
+    SGLANG_ON_CPU,
+    Case,
+    Turn,
+    as_json,
+    cases,
+    config_of,
+    ratios,
+    row_of,
+    run,
+    shortfall,
+)
+from benchmarks.update_load import (
+    AGAIN_S,
+    REST_S,
+    Observed,
+    Pace,
+    Rater,
+    figures,
+    percentile,
+    seconds_to_serve,
+    whole_updates,
+)
 
 from openclaw_rl.evaluation.ledger import Entry, Purpose
 from openclaw_rl.models import available_devices, choose_device
@@ -88,7 +111,14 @@ def test_rows() -> None:
 
 
 def arguments(**changed: Any) -> argparse.Namespace:
-    values = {"model_path": "smollm2", "streams": 12, "batch_size": 2, "set": ["engine.threads=2"], **changed}
+    values = {
+        "model_path": "smollm2",
+        "streams": 12,
+        "batch_size": 2,
+        "niceness": 0,
+        "set": ["engine.threads=2"],
+        **changed,
+    }
     return argparse.Namespace(**values)
 
 
@@ -127,9 +157,38 @@ def test_too_few_updates_keep_their_figures_and_say_so() -> None:
 
 
 def test_the_time_is_shared_and_what_a_row_leaves_is_the_next_ones() -> None:
-    assert share_s(left_s=700, rows=7, limit_s=900) == 100
-    assert share_s(left_s=650, rows=6, limit_s=100) == 100
-    assert share_s(left_s=-5, rows=1, limit_s=900) == 0
+    assert Turn(end=700, rows=7).share_s(now=0, limit_s=900) == 100
+    assert Turn(end=700, rows=6).share_s(now=50, limit_s=100) == 100
+    assert Turn(end=700, rows=1).share_s(now=705, limit_s=900) == 0
+
+
+def test_starts_of_later_rows_are_kept_back_and_are_nobodys_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[Turn] = []
+
+    def measured(_config: Any, _arguments: Any, turn: Turn) -> dict[str, Any]:
+        turns.append(turn)
+        return figures(SEEN)
+
+    monkeypatch.setattr("benchmarks.update._measured", measured)
+    begin = time.monotonic()
+    run(arguments(engine=None, kind="lora", mode="seamless", updates=1, limit_s=900, budget_s=3300))
+    kept = [begin + 3300 - turn.end for turn in turns]
+    assert [turn.rows for turn in turns] == [3, 2, 1]
+    expected = [AROUND_S["vllm"] + AROUND_S["sglang"], AROUND_S["sglang"], 0.0]
+    assert kept == pytest.approx(expected, abs=5.0)
+
+
+def test_a_batch_is_rated_when_the_trainer_has_rested() -> None:
+    pace = Pace()
+    assert not pace.due(0.0, resting=True, steps=0)
+    assert pace.due(REST_S, resting=True, steps=0)
+    assert not pace.due(REST_S + 1, resting=True, steps=0)  # that batch is on its way
+    assert not pace.due(REST_S + 2, resting=False, steps=1)
+    assert not pace.due(20.0, resting=True, steps=1)
+    assert pace.due(20.0 + REST_S, resting=True, steps=1)
+    assert not pace.due(24.0, resting=True, steps=2)  # a step too quick to be seen
+    assert pace.due(24.0 + REST_S, resting=True, steps=2)
+    assert pace.due(24.0 + REST_S + AGAIN_S, resting=True, steps=2)  # nothing came of it
 
 
 def test_what_cannot_be_measured_is_null_with_a_reason() -> None:
@@ -146,7 +205,8 @@ def test_a_rating_that_fails_is_counted_and_stops_nobody() -> None:
     async def rated() -> int:
         async with httpx.AsyncClient(transport=httpx.MockTransport(hiccup), base_url="http://gateway/v1") as client:
             rater = Rater(client)
-            for turn_id in ("a", "b", "c"):
+            rater.wanted = 3
+            for turn_id in ("a", "b", "c", "b"):
                 await rater.rate(entry([0.0], turn_id=turn_id, text="short"))
             return rater.failed
 
