@@ -7,6 +7,15 @@ itself answers without a hint (greedy), which is what it would be distilled on. 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # run as a file: before the imports below, which want the repository on the path
+    import sys
+    from pathlib import Path
+
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from benchmarks.__main__ import main
+
+    sys.exit(main([Path(__file__).stem, *sys.argv[1:]]))
+
 import argparse
 import statistics
 import tempfile

@@ -2,9 +2,24 @@
 
 For each engine and kind of weights a whole deployment: readers keep streams open and rate answers, the trainer
 learns from the ratings until there were so many updates. `mode` `refuse` is what the earlier system did.
+
+It is the recipe `binary_rl` with everything that belongs to its step (reference, gate with its probes and known
+answers, checkpoint, publication). Others are: batches of `--batch-size`, due as soon as they are full; short
+answers; and a trainer that stands behind nobody (`--niceness` 0), because on a CPU that the streams keep busy one at
+niceness 10 gets a tenth. That is harder on the streams, not easier. Ratings come when the trainer has rested for a
+little, so that there are gaps `otherwise`. No hint is read, and no judge asked: the readers' ratings are the scores.
 """
 
 from __future__ import annotations
+
+if __name__ == "__main__":  # run as a file: before the imports below, which want the repository on the path
+    import sys
+    from pathlib import Path
+
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from benchmarks.__main__ import main
+
+    sys.exit(main([Path(__file__).stem, *sys.argv[1:]]))
 
 import argparse
 import asyncio
@@ -34,6 +49,8 @@ SGLANG_ON_CPU = (
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "8192", "--skip-server-warmup"),
 )
 """What SGLang wants to be told where there is no GPU."""
+AROUND_S = {"embedded": 40.0, "vllm": 100.0, "sglang": 320.0}
+"""What a row is expected to take before and after it is measured: kept back, so that no row measures in another's."""
 UNKNOWN = (
     "refused", "broken", "updates", "gap_ms_publish", "gap_ms_step", "gap_ms_otherwise", "seconds_to_serve",
 )  # fmt: skip
@@ -55,9 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=MODES, help="this way of updating alone")
     parser.add_argument("--updates", type=int, default=20, help="so many in each row")
     parser.add_argument("--streams", type=int, default=8, help="readers at once")
-    parser.add_argument("--max-tokens", type=int, default=48, help="of one answer")
-    parser.add_argument("--batch-size", type=int, default=4, help="samples of an update")
-    parser.add_argument("--limit-s", type=float, default=900.0, help="the longest that a row may take")
+    parser.add_argument("--max-tokens", type=int, default=32, help="of one answer")
+    parser.add_argument("--batch-size", type=int, default=2, help="samples of an update")
+    parser.add_argument("--niceness", type=int, default=0, help="of the trainer; a deployment has 10")
+    parser.add_argument("--limit-s", type=float, default=900.0, help="the longest that a row may be measured")
     parser.add_argument("--budget-s", type=float, default=3300.0, help="what all rows may take together")
     parser.add_argument("--model-path", default=ModelConfig().path)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="an option of the deployment")
@@ -70,14 +88,25 @@ def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
     end = time.monotonic() + arguments.budget_s
     rows = []
     for number, case in enumerate(chosen):
-        left_s, left = end - time.monotonic(), len(chosen) - number
-        rows.append(_row(case, arguments, share_s(left_s=left_s, rows=left, limit_s=arguments.limit_s)))
+        later = chosen[number + 1 :]
+        turn = Turn(end=end - sum(AROUND_S[one.engine] for one in later), rows=1 + len(later))
+        rows.append(_row(case, arguments, turn))
     return {"rows": rows}
 
 
-def share_s(*, left_s: float, rows: int, limit_s: float) -> float:
-    """What the next of so many rows may take; what it leaves is the others'."""
-    return min(limit_s, max(0.0, left_s) / rows)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """A row's place: `rows` are still to be measured until `end` (monotonic), what later starts take taken off.
+
+    A row's share is taken when it is ready: a slow start costs all that are left alike.
+    """
+
+    end: float
+    rows: int
+
+    def share_s(self, *, now: float, limit_s: float) -> float:
+        """How long it may be measured from now; what it leaves is the others'."""
+        return min(limit_s, max(0.0, self.end - now) / self.rows)
 
 
 def as_json(measured: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -122,6 +151,7 @@ def config_of(case: Case, arguments: argparse.Namespace, run_dir: Path) -> Confi
         "engine.max_parallel": max(arguments.streams, Config().engine.max_parallel),
         "rollout.batch_size": arguments.batch_size,
         "rollout.min_batch_size": 1,
+        "training.niceness": arguments.niceness,
     }
     if case.engine == "sglang" and choose_device(Config().model.device, available_devices()) == "cpu":
         chosen["engine.extra_args"] = list(SGLANG_ON_CPU)
@@ -140,20 +170,35 @@ def _setting(text: str) -> Setting:
     return Setting(key=key, value=value, source="--set")
 
 
-def _row(case: Case, arguments: argparse.Namespace, limit_s: float) -> dict[str, Any]:
-    """The figures of a row, with a `reason` where there are fewer updates than were asked for, or none."""
+def _row(case: Case, arguments: argparse.Namespace, turn: Turn) -> dict[str, Any]:
+    """The figures of a row, with a `reason` where it is not what was asked for, or there are none."""
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="openclaw-update-") as directory:
         try:
             config = config_of(case, arguments, Path(directory) / "run")
-            found = _measured(config, arguments, deadline=begin + limit_s)
+            found = _measured(config, arguments, turn)
         except (ConfigError, DeploymentError) as error:
             logger.warning("%s: %s", case, error)
             return row_of(case, dict.fromkeys(UNKNOWN), reason=str(error).partition("\n")[0])
+        # At the border of a row, whatever it is: the rows that were measured before it must not be lost.
+        except Exception as error:
+            logger.exception("%s: it came to no end", case)
+            said = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return row_of(case, dict.fromkeys(UNKNOWN), reason=said)
     took = time.monotonic() - begin
-    few = found["updates"] < arguments.updates
-    reason = f"{found['updates']} of {arguments.updates} updates in {took:.0f} s" if few else None
+    reason = shortfall(found, wanted=arguments.updates, took_s=took)
     return row_of(case, {**found, "ratios": ratios(found), "seconds": round(took, 1)}, reason=reason)
+
+
+def shortfall(found: Mapping[str, Any], *, wanted: int, took_s: float) -> str | None:
+    """In what a row that was measured is not what was asked for; None where it is."""
+    updates, watched = found["updates"], found["updates_with_open_stream"]
+    amiss = []
+    if updates < wanted:
+        amiss.append(f"{updates} of {wanted} updates in {took_s:.0f} s")
+    if watched < updates:
+        amiss.append(f"no stream was open at the publication of {updates - watched} of {updates} updates")
+    return "; ".join(amiss) or None
 
 
 def row_of(case: Case, found: Mapping[str, Any], *, reason: str | None) -> dict[str, Any]:
@@ -162,23 +207,26 @@ def row_of(case: Case, found: Mapping[str, Any], *, reason: str | None) -> dict[
     return row if reason is None else {**row, "reason": reason}
 
 
-def _measured(config: Config, arguments: argparse.Namespace, *, deadline: float) -> dict[str, Any]:
-    """The figures of one deployment, which is over by `deadline` but for its end.
+def _measured(config: Config, arguments: argparse.Namespace, turn: Turn) -> dict[str, Any]:
+    """The figures of one deployment, measured from when it is ready.
 
     Raises:
-        DeploymentError: it was not ready by then.
+        DeploymentError: it was not ready before the time of all rows was over.
     """
-    deployment = Deployment(config)
+    deployment, begin = Deployment(config), time.monotonic()
     try:
         deployment.start()
-        deployment.wait_ready(min(ready_within_s(config), deadline - time.monotonic()))
+        deployment.wait_ready(min(ready_within_s(config), max(0.0, turn.end - begin)))
+        ready = time.monotonic()
         options = LoadOptions(
             streams=arguments.streams,
             updates=arguments.updates,
             max_tokens=arguments.max_tokens,
-            limit_s=max(0.0, deadline - time.monotonic() - DRAIN_S),
+            batch_size=config.rollout.batch_size,
+            limit_s=max(0.0, turn.share_s(now=ready, limit_s=arguments.limit_s) - DRAIN_S),
         )
-        return figures(asyncio.run(observe(deployment, config, options)))
+        found = figures(asyncio.run(observe(deployment, config, options)))
+        return {**found, "start_seconds": round(ready - begin, 1)}
     finally:
         deployment.stop()
 
