@@ -35,6 +35,7 @@ from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES
 from openclaw_rl.serving.engines.vllm.files import verify, version_weights
 from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, EXTENSION, SPARE_TOKENS, slots
 from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server
+from openclaw_rl.serving.engines.vllm.swap import ModelSwap
 from openclaw_rl.serving.engines.vllm.versions import UNTOUCHED, LoadedVersions, Served, using, weights_name
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
 
@@ -82,7 +83,8 @@ class VllmEngine:
 
     def load_tokenizer(self) -> None:
         """Read tokenizer and lengths of the model. Takes seconds; blocks."""
-        self._model = self._holds = resolve_model(self._config.model).absolute()
+        self._model = resolve_model(self._config.model).absolute()
+        self._swap = ModelSwap(self._api, self._model)
         self._tokenizer = load_tokenizer(self._model)
         self._renderer = Renderer(self._tokenizer)
         self._context = min(self._context, context_length(self._model))
@@ -263,6 +265,7 @@ class VllmEngine:
         """
         self._check_ready()
         async with self._loading:
+            await self._swap.go_on()
             if version.version == BASE_VERSION:
                 await self._restore_base()
                 return
@@ -310,37 +313,13 @@ class VllmEngine:
             await self._swap_model(BASE_VERSION, self._model, UNTOUCHED)
 
     async def _swap_model(self, version: int, directory: Path, label: str) -> None:
-        """Pause, read the weights in place, go on. All tokens that arrive before the end of this are the old model's.
-
-        Requests keep what they have read of their prompts, by the old weights: reading it again would be the pause
-        that nobody should notice.
-        """
         if self._found is None or self._found.weights_label is None:
             message = (
                 "this vLLM cannot swap whole models: start it with VLLM_SERVER_DEV_MODE=1 in its environment "
                 f"and --worker-extension-cls {EXTENSION}"
             )
             raise InvalidEngineRequest(message, param="path")
-        await self._api.pause()
-        try:
-            try:
-                await self._api.reload_weights(directory)
-            except EngineError as error:
-                await self._put_back()
-                raise EngineError(f"vLLM could not take the weights of version {version}: {error}") from error
-            await self._api.label_weights(label)
-            self._versions.replace_model(version, label)
-            self._holds = directory
-        finally:
-            await self._api.resume()
-
-    async def _put_back(self) -> None:
-        """The weights from before a swap that failed; if they cannot be read either, the model is nobody's."""
-        try:
-            await self._api.reload_weights(self._holds)
-        except EngineError as error:
-            logger.error("vLLM holds weights of no known version, until one is loaded (%s)", error.code)
-            self._versions.replace_model(None, "unknown")
+        await self._swap.swap(self._versions, version, directory, label)
 
     def _unload_soon(self, name: str) -> None:
         """Unload an adapter whose last request has just ended."""
@@ -382,6 +361,9 @@ class VllmEngine:
         had = self._versions.adapters()  # what is loaded while vLLM makes its list is not missing in it
         try:
             await self._api.healthy()
+            if self._swap.maybe_paused and not self._loading.locked():
+                async with self._loading:  # never beside a swap: it could come after the next pause
+                    await self._swap.go_on()
             cards = await self._api.models()
         except EngineError as error:
             self._lost = True
@@ -398,7 +380,8 @@ class VllmEngine:
             logger.warning("vLLM was started anew; its versions are gone")
             self._process_started = started
             self._instance_id = uuid.uuid4().hex
-            self._versions, self._holds = self._none_loaded(), self._model
+            self._versions = self._none_loaded()
+            self._swap.started_anew()
 
     def _none_loaded(self) -> LoadedVersions:
         """What a vLLM has that has just started."""
