@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,10 @@ import uvloop
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length, resolve_model
+from openclaw_rl.serving.engines.check import kind_in_service
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
+from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.sglang.client import SglangEngine, queue_length, slots
 from openclaw_rl.serving.engines.sglang.requirements import another_model, unmet
 from openclaw_rl.serving.engines.sglang.wire import RESERVED_TOKENS
@@ -64,6 +67,7 @@ async def _serve(
     config: Config, url: str, running: RunningServer | None, stop: threading.Event, reporter: LoopReporter
 ) -> None:
     engine = SglangEngine.from_config(config, url)
+    situation = Situation(config=config, in_service=kind_in_service(config))
     checked = False
 
     async def ask() -> EngineHealth:
@@ -71,7 +75,8 @@ async def _serve(
         health = await engine.health()
         if not checked:
             info = await engine.server_info()
-            if lacking := unmet(info, config):
+            longest = await asyncio.to_thread(lambda: context_length(resolve_model(config.model)))
+            if lacking := unmet(info, situation, context=min(config.engine.context_length, longest)):
                 raise ConfigError("; ".join(lacking))
             _warn_of_another_model(info, config)
             await engine.prepare()

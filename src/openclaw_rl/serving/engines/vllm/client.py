@@ -29,12 +29,13 @@ from openclaw_rl.serving.engines.protocol import (
     UnknownVersion,
 )
 from openclaw_rl.serving.engines.rendering import Renderer
+from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import VllmApi
-from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES
+from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES, EXTENSION
 from openclaw_rl.serving.engines.vllm.files import verify, version_weights
-from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, EXTENSION, SPARE_TOKENS, slots
-from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server
+from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, SPARE_TOKENS, slots
+from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server, warn_of_another_model
 from openclaw_rl.serving.engines.vllm.swap import ModelSwap
 from openclaw_rl.serving.engines.vllm.versions import UNTOUCHED, LoadedVersions, Served, using, weights_name
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
@@ -45,9 +46,11 @@ logger = logging.getLogger(__name__)
 class VllmEngine:
     """Implements `Engine` against one vLLM server; for one event loop. Not ready until `start` has returned."""
 
-    def __init__(self, config: Config, url: str) -> None:
-        """`url`: `http://HOST:PORT`, or `unix:///PATH`."""
+    def __init__(self, config: Config, url: str, in_service: WeightsKind | None = None) -> None:
+        """`url`: `http://HOST:PORT`, or `unix:///PATH`. `in_service`: the kind of version that it will be asked for
+        first, None for the base."""
         self._config = config
+        self._situation = Situation(config=config, in_service=in_service)
         self._found: Found | None = None
         self._api = VllmApi(
             url, request_timeout_s=config.serving.request_timeout_s, load_timeout_s=config.engine.load_timeout_s
@@ -106,10 +109,9 @@ class VllmEngine:
                 break
             except EngineError:
                 await asyncio.sleep(0.2)
-        with contextlib.suppress(UnknownVersion):  # without its routes for developers nobody can have paused it
-            await self._api.resume()  # whoever spoke for it before us may have been killed in the middle
         self._found = await check_server(self._api, attached=bool(self._config.engine.urls))
-        check_fit(self._found, self._config, context=self._context, model=self._model)
+        check_fit(self._found, self._situation, context=self._context)
+        warn_of_another_model(self._found, self._config, self._model)
         self._versions = self._none_loaded()
         label = self._found.weights_label
         if label not in {None, UNTOUCHED}:
