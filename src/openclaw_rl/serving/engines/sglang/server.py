@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import uvloop
 
+import openclaw_rl
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length, resolve_model
@@ -107,17 +109,20 @@ def python_of(config: Config) -> Path:
     Raises:
         ConfigError: it is not there.
     """
-    python = config.engine.sglang.python
-    chosen = (python or DEFAULT_PYTHON).expanduser().absolute()
-    if not chosen.is_file():
-        which = (
-            "engine.sglang.python" if python is not None else f"engine.sglang.python is not set, and {DEFAULT_PYTHON}"
-        )
-        raise ConfigError(
-            f"{which} is not there ({chosen}): install SGLang into an environment of its own and name its Python, or "
-            "say with engine.urls where one runs"
-        )
-    return chosen
+    wanted = config.engine.sglang.python
+    if wanted is not None:
+        chosen = wanted.expanduser().absolute()
+        if not os.access(chosen, os.X_OK):
+            raise ConfigError(f"engine.sglang.python is not there, or no program: {chosen}")
+        return chosen
+    sources = Path(openclaw_rl.__file__).resolve().parents[2]
+    for folder in (Path.cwd(), sources):
+        if os.access(folder / DEFAULT_PYTHON, os.X_OK):
+            return folder / DEFAULT_PYTHON
+    raise ConfigError(
+        f"engine.kind = sglang needs {DEFAULT_PYTHON} with SGLang in {Path.cwd()} or {sources} (docs/13-engines.md); "
+        "or set engine.sglang.python, or engine.urls to a SGLang that runs"
+    )
 
 
 def launch(config: Config, port: int) -> ExternalServer:
