@@ -448,8 +448,8 @@ class EngineContract:
             asked = [None, *versions]
             streams = [Stream(engine, _of(version, max_tokens=24)) for version in asked]
             ended = [(version, await stream.end()) for version, stream in zip(asked, streams, strict=True)]
-            for version in reversed(asked):
-                ended.append((version, await answer(engine, _of(version, max_tokens=8))))
+            for again in reversed(asked):
+                ended.append((again, await answer(engine, _of(again, max_tokens=8))))
             return ended
 
         for version, stream in harness.run(scenario):

@@ -49,7 +49,7 @@ def test_what_is_configured_is_handed_on_and_the_extra_arguments_come_last(tiny:
 
 
 def test_a_python_that_is_not_there_is_named(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.sglang\.python is not there .*nowhere"):
+    with pytest.raises(ConfigError, match=r"engine\.sglang\.python .*nowhere is no program"):
         python_of(config_of(tiny, sglang={"python": str(tmp_path / "nowhere")}))
 
 

@@ -113,7 +113,7 @@ def python_of(config: Config) -> Path:
     if wanted is not None:
         chosen = wanted.expanduser().absolute()
         if not os.access(chosen, os.X_OK):
-            raise ConfigError(f"engine.sglang.python is not there, or no program: {chosen}")
+            raise ConfigError(f"engine.sglang.python {chosen} is no program")
         return chosen
     sources = Path(openclaw_rl.__file__).resolve().parents[2]
     for folder in (Path.cwd(), sources):
