@@ -8,7 +8,7 @@
 #   make test-every-engine               installs vLLM and SGLang, and holds both to it
 #   make crash-test                      kill every process under load, 200 times, and look for what is missing
 #   make check                           formatting, lint, types
-#   make sglang-test-venv                SGLang on a CPU for its tests (3 GB, not a way to run): .venv-sglang
+#   make sglang-test-venv                SGLang on a CPU for its tests (3 GB, not a way to run): .venv-sglang-test
 
 PYTHON ?= python3
 ARGS ?=
@@ -19,6 +19,7 @@ CREATED := $(VENV)/.created
 STAMP := $(VENV)/.installed
 VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
+SGLANG := .venv-sglang-test
 SOURCES := src tests $(wildcard benchmarks)
 
 # No target but `install` and `vllm` may reach for the network.
@@ -81,17 +82,17 @@ test-real: $(STAMP)
 test-engines: $(STAMP)
 	$(BIN)/python -m pytest -m real_model -rs tests/engines $(ARGS)
 
-test-every-engine: $(STAMP) $(VLLM_STAMP) .venv-sglang/.installed
+test-every-engine: $(STAMP) $(VLLM_STAMP) $(SGLANG)/.installed
 	OPENCLAW_RL_TEST_EVERY_ENGINE=1 $(BIN)/python -m pytest -m real_model -rs --durations 15 \
 		tests/engines/test_contract_vllm.py tests/engines/test_sglang.py $(ARGS)
 
 crash-test: $(STAMP)
 	$(BIN)/python -m benchmarks.crash $(ARGS)
 
-sglang-test-venv: .venv-sglang/.installed
+sglang-test-venv: $(SGLANG)/.installed
 
-.venv-sglang/.installed: $(wildcard tests/engines/sglang_cpu/*.txt tests/engines/sglang_cpu/install)
-	tests/engines/sglang_cpu/install .venv-sglang $(PYTHON)
+$(SGLANG)/.installed: $(wildcard tests/engines/sglang_cpu/*.txt tests/engines/sglang_cpu/install)
+	tests/engines/sglang_cpu/install $(SGLANG) $(PYTHON)
 	@touch $@
 
 check: $(STAMP)
@@ -110,5 +111,5 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VLLM) .venv-sglang build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
+	rm -rf $(VENV) $(VLLM) $(SGLANG) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

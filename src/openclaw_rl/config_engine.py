@@ -94,7 +94,7 @@ class EngineConfig(Section):
         if self.urls and self.extra_args:
             raise ValueError("engine.extra_args are for a server that is started here, not for one at engine.urls")
         if len(self.urls) > 1:
-            raise ValueError(f"engine.urls takes one address with engine.kind = {self.kind}")
+            raise ValueError(f"engine.urls takes one address with engine.kind = {self.kind}: {_SEVERAL}")
         for url in self.urls:
             address = urlsplit(url)
             if address.scheme != "http" or not address.hostname or address.port is None:
@@ -111,7 +111,7 @@ class EngineConfig(Section):
         if ours and self.urls and (self.replicas == 1 or len(self.urls) != self.replicas):
             raise ValueError(f"engine.urls is not for engine.kind = {self.kind}: `up` starts engine.replicas of it")
         if not ours and self.replicas > 1:
-            other = "name each in engine.urls" if self.kind == "openai" else "one server of it is spoken to"
+            other = "name each in engine.urls" if self.kind == "openai" else f"it is one server, and {_SEVERAL}"
             raise ValueError(f"engine.replicas is not for engine.kind = {self.kind}: {other}")
         for url in self.urls:
             address = urlsplit(url)
@@ -124,6 +124,7 @@ class EngineConfig(Section):
         return self
 
 
+_SEVERAL = "several vLLM are named in engine.urls with engine.kind = openai (docs/14-replicas.md)"
 _ONLY_FOR: Mapping[str, str] = {
     "script": "scripted",
     "api_key": "openai",

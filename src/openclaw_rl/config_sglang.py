@@ -11,7 +11,8 @@ class SglangConfig(Section):
     """SGLang as a process of its own (`engine.kind = "sglang"`)."""
 
     python: Path | None = None
-    """The Python of an environment with SGLang. Without it `.venv-sglang/bin/python` of the working directory."""
+    """The Python of an environment with SGLang. Unset: `.venv-sglang/bin/python` in the working directory,
+    or beside the sources."""
     start_timeout_s: Positive = 600.0
     """How long loading the model may take before the server is started again."""
     kept_tokens: Count = 4096

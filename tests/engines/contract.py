@@ -58,6 +58,11 @@ def conversation(*messages: tuple[str, str], tools: tuple[Any, ...] = (), **samp
     )
 
 
+def _of(version: PolicyVersion | None, **sampling: Any) -> ChatRequest:
+    """The same story, told by a version; None: by the base."""
+    return request(STORY, version=0 if version is None else version.version, temperature=1.0, **sampling)
+
+
 def scored(stream: Stream, version: int = 0, temperature: float = 1.0, start: int | None = None) -> ScoreRequest:
     """Ask for the log-probabilities of a stream's own tokens."""
     first = len(stream.prompt) if start is None else start
@@ -432,23 +437,24 @@ class EngineContract:
         assert_close(old.logprobs, harness.transformers(first, old), harness.bounds.transformers)
         assert_close(new.logprobs, harness.transformers(second, new), harness.bounds.transformers)
 
-    def test_the_base_beside_adapters_is_the_base(self, harness: EngineHarness) -> None:
-        """Whatever shares a batch: with as many adapters as there are places, and each of them at work."""
+    def test_each_of_many_versions_answers_as_itself(self, harness: EngineHarness) -> None:
+        """The base and as many adapters as there are places, all at work on one prompt: at once, whoever shares a
+        batch, and then one after the other, whatever the cache holds of it by then."""
 
-        async def scenario(engine: Engine) -> tuple[PolicyVersion, Stream, Stream]:
+        async def scenario(engine: Engine) -> list[tuple[PolicyVersion | None, Stream]]:
             versions = [harness.lora() for _ in range(harness.config.engine.max_versions)]
             for version in versions:
                 await engine.load_version(version)
-            streams = [
-                Stream(engine, request(STORY, version=number, temperature=1.0, max_tokens=24))
-                for number in (0, *(version.version for version in versions))
-            ]
-            base, *adapted = [await stream.end() for stream in streams]
-            return versions[0], base, adapted[0]
+            asked = [None, *versions]
+            streams = [Stream(engine, _of(version, max_tokens=24)) for version in asked]
+            ended = [(version, await stream.end()) for version, stream in zip(asked, streams, strict=True)]
+            for again in reversed(asked):
+                ended.append((again, await answer(engine, _of(again, max_tokens=8))))
+            return ended
 
-        version, base, adapted = harness.run(scenario)
-        assert_close(base.logprobs, harness.transformers(None, base), harness.bounds.transformers)
-        assert_close(adapted.logprobs, harness.transformers(version, adapted), harness.bounds.transformers)
+        for version, stream in harness.run(scenario):
+            assert set(stream.versions) == {0 if version is None else version.version}
+            assert_close(stream.logprobs, harness.transformers(version, stream), harness.bounds.transformers)
 
     def test_a_version_in_use_goes_when_its_last_request_ends(self, harness: EngineHarness) -> None:
         async def scenario(engine: Engine) -> tuple[PolicyVersion, Stream]:

@@ -18,6 +18,8 @@ Json = dict[str, Any]
 DRAWN = (40, 41, 42)
 """The ids of every answer."""
 
+FIT: Json = {"version": "0.5.23", "enable_lora": True, "context_length": 512, "sampling_mask_max_tokens": 64}
+
 
 @dataclass
 class FakeSglang:
@@ -27,6 +29,8 @@ class FakeSglang:
     weights: str = "default"
     seed: int = 1
     paused: bool = False
+    info: Json = field(default_factory=dict)
+    """What it says of its options, beside what one that fits says."""
     asked: list[str] = field(default_factory=list)
     fails: dict[str, EngineError] = field(default_factory=dict)
     updating: asyncio.Event | None = None
@@ -46,7 +50,7 @@ class FakeSglang:
         if path in self.fails:
             raise self.fails[path]
         answers: dict[str, Callable[[Mapping[str, Any]], Json]] = {
-            "/server_info": lambda _: {"random_seed": self.seed, "sampling_mask_max_tokens": 64},
+            "/server_info": lambda _: FIT | {"random_seed": self.seed} | self.info,
             "/model_info": lambda _: {"weight_version": self.weights},
             "/v1/models": self._models,
             "/load_lora_adapter": self._load,
@@ -59,6 +63,8 @@ class FakeSglang:
         }
         if path == "/update_weights_from_disk" and self.updating is not None:
             await self.updating.wait()
+        if path not in answers:
+            raise error_of({"message": "Not Found"}, 404)
         answer = answers[path](body or {})
         if path == "/v1/models" and self.listing is not None:
             await self.listing.wait()

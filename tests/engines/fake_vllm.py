@@ -35,6 +35,9 @@ class FakeVllm:
     """Set by a test: the list of models is made at once, and sent only then."""
     paused: bool = False
     fail_reloads: int = 0
+    fail_labels: int = 0
+    """So many times the weights get no name, and the request no answer but an error."""
+    fail_resumes: int = 0
     refuse_adapter: str | None = None
     hold: asyncio.Event | None = None
     open: int = 0
@@ -161,6 +164,9 @@ def _add_weights(app: FastAPI, fake: FakeVllm) -> None:
 
     @app.post("/resume")
     async def resume() -> Response:
+        if fake.fail_resumes:
+            fake.fail_resumes -= 1
+            return _error(500, "busy")
         fake.paused = False
         return JSONResponse({})
 
@@ -182,5 +188,8 @@ def _add_weights(app: FastAPI, fake: FakeVllm) -> None:
     @app.post("/update_weight_version")
     async def label(request: Request) -> Response:
         assert fake.paused
+        if fake.fail_labels:
+            fake.fail_labels -= 1
+            return _error(500, "no name")
         fake.label = (await request.json())["new_version"]
         return JSONResponse({})

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 START_S = 600.0
 BASE = PolicyVersion(version=0, state=VersionState.SERVING, path=None, step=0, created_at=0.0)
 
-PYTHON = Path(__file__).resolve().parents[2] / ".venv-sglang/bin/python"
+PYTHON = Path(__file__).resolve().parents[2] / ".venv-sglang-test/bin/python"
 ON_CPU = [
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--lora-backend", "torch_native"),
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "8192", "--skip-server-warmup"),

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+import openclaw_rl
 from openclaw_rl.config import Config
 from openclaw_rl.config_engine import EngineConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.factory import connect
-from openclaw_rl.serving.engines.sglang.server import launch, python_of
+from openclaw_rl.serving.engines.sglang.server import DEFAULT_PYTHON, launch, python_of
 from openclaw_rl.supervision.child import module_of
 from openclaw_rl.types import LoopName
+
+SOURCES = Path(openclaw_rl.__file__).resolve().parents[2]
 
 
 def config_of(tiny: Path, **engine: Any) -> Config:
@@ -26,7 +29,7 @@ def config_of(tiny: Path, **engine: Any) -> Config:
 
 def test_what_is_configured_is_handed_on_and_the_extra_arguments_come_last(tiny: Path, tmp_path: Path) -> None:
     python = tmp_path / "python"
-    python.touch()
+    python.touch(mode=0o700)
     own = {"sglang": {"python": str(python), "kept_tokens": 64}, "context_length": 128, "extra_args": ["--tp", "2"]}
     server = launch(config_of(tiny, **own), 4321)
     words = list(server.command)
@@ -46,8 +49,23 @@ def test_what_is_configured_is_handed_on_and_the_extra_arguments_come_last(tiny:
 
 
 def test_a_python_that_is_not_there_is_named(tiny: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.sglang\.python is not there .*nowhere"):
+    with pytest.raises(ConfigError, match=r"engine\.sglang\.python .*nowhere is no program"):
         python_of(config_of(tiny, sglang={"python": str(tmp_path / "nowhere")}))
+
+
+def test_without_a_name_it_is_looked_for_and_what_is_for_the_tests_is_not_taken(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in (".venv-sglang-test", ".venv-sglang"):
+        python = tmp_path / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch(mode=0o700)
+        if name == ".venv-sglang":
+            assert python_of(config_of(tiny)) == python
+        elif not (SOURCES / DEFAULT_PYTHON).exists():
+            with pytest.raises(ConfigError, match=r"needs \.venv-sglang/bin/python .*engine\.sglang\.python"):
+                python_of(config_of(tiny))
 
 
 @pytest.mark.parametrize(

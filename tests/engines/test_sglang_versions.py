@@ -195,6 +195,34 @@ def test_only_the_last_few_stay_and_none_that_is_used(
     scenario(tiny, body)
 
 
+def test_where_all_that_are_kept_are_in_use_another_is_an_overload(
+    tiny: Path, adapters: dict[int, PolicyVersion], tmp_path: Path
+) -> None:
+    """Within SGLang it would wait for a place without a limit, and whoever asked for it with it."""
+    damaged = version_of(tmp_path / "nowhere", 9)
+
+    async def body(server: FakeSglang, versions: SglangVersions) -> None:
+        for number in (1, 2):
+            await versions.load(adapters[number])
+        with versions.using(1):
+            with versions.using(0), versions.using(2):
+                for _ in range(2):
+                    with pytest.raises(EngineOverloaded, match="all 2"):
+                        await versions.load(adapters[3])
+                await versions.load(adapters[1])
+                await versions.unload(2)
+                with pytest.raises(EngineOverloaded):
+                    await versions.load(adapters[3])
+                assert server.has() == {"policy-v1", "policy-v2"}, "one that is to go has its place while it is used"
+            with pytest.raises(InvalidEngineRequest):
+                await versions.load(damaged)
+            await versions.load(adapters[3])
+        await versions.close()
+        assert server.has() == {"policy-v1", "policy-v3"}
+
+    scenario(tiny, body)
+
+
 def test_an_adapter_that_is_still_going_is_not_now(
     tiny: Path, adapters: dict[int, PolicyVersion], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.config import Config
+from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.serving.engines.protocol import (
     EngineError,
     EngineOverloaded,
@@ -19,6 +20,7 @@ from openclaw_rl.serving.engines.protocol import (
     InvalidEngineRequest,
     UnknownVersion,
 )
+from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.sglang import wire
 from openclaw_rl.serving.engines.sglang.requirements import another_model, unmet
 from openclaw_rl.types import FinishReason, PolicyVersion, SamplingParams, VersionState
@@ -253,6 +255,11 @@ FIT = {
     "max_lora_rank": 16,
     "lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
 }
+CONTEXT = 100
+
+
+def lacks(info: dict[str, Any], config: Config | None = None, in_service: WeightsKind | None = None) -> list[str]:
+    return unmet(info, Situation(config=config or Config(), in_service=in_service), context=CONTEXT)
 
 
 @pytest.mark.parametrize(
@@ -267,23 +274,31 @@ FIT = {
     ],
 )
 def test_what_a_server_lacks_is_named(changed: dict[str, Any], named: str) -> None:
-    assert unmet(FIT, Config()) == []
-    (sentence,) = unmet({**FIT, **changed}, Config())
+    assert lacks(FIT) == []
+    (sentence,) = lacks({**FIT, **changed})
     assert named in sentence
 
 
 @pytest.mark.parametrize("training", [{"enabled": False}, {"use_lora": False, "lr": 1e-5}])
 def test_who_does_not_train_adapters_needs_none(training: dict[str, Any]) -> None:
     config = Config.model_validate({"training": training})
-    assert unmet({**FIT, "enable_lora": False}, config) == []
-    assert unmet({**FIT, "version": "0.6.0.post1", "lora_target_modules": ["all"]}, Config()) == []
+    assert lacks({**FIT, "enable_lora": False}, config) == []
+    assert lacks({**FIT, "version": "0.6.0.post1", "lora_target_modules": ["all"]}) == []
+    (sentence,) = lacks({**FIT, "enable_lora": False}, config, WeightsKind.LORA)
+    assert "the adapters of this run_dir" in sentence
+    assert lacks({**FIT, "max_lora_rank": 1}, config, WeightsKind.LORA) == [], "whoever made it knows its rank"
+
+
+def test_owners_need_adapters_also_where_nothing_is_trained() -> None:
+    config = Config.model_validate({"training": {"enabled": False}, "policies": {"per": "user"}})
+    (sentence,) = lacks({**FIT, "enable_lora": False}, config)
+    assert "--enable-lora" in sentence
 
 
 def test_a_shorter_context_than_is_asked_for_is_named() -> None:
-    config = Config()
-    (sentence,) = unmet({**FIT, "context_length": config.engine.context_length - 1}, config)
+    (sentence,) = lacks({**FIT, "context_length": CONTEXT - 1})
     assert "--context-length" in sentence
-    assert unmet({**FIT, "context_length": config.engine.context_length}, config) == []
+    assert lacks({**FIT, "context_length": CONTEXT}) == []
 
 
 def test_another_model_than_the_trainers_is_seen_by_its_name(tmp_path: Path) -> None:

@@ -341,6 +341,65 @@ def test_a_swap_that_fails_is_undone(tiny: Path, tmp_path: Path) -> None:
     run(scenario)
 
 
+def test_weights_that_cannot_be_named_are_taken_out_again(tiny: Path, tmp_path: Path) -> None:
+    """Tokens of the new weights under the old name and salt would be recorded as the old version's."""
+
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            third, fourth = whole(tmp_path, 3), whole(tmp_path, 4)
+            await engine.load_version(third)
+            name, fake.fail_labels = fake.label, 1
+            with pytest.raises(EngineError, match="no name"):
+                await engine.load_version(fourth)
+            assert fake.reloaded == [third.path, fourth.path, third.path]
+            assert (fake.label, fake.paused) == (name, False)
+            assert (await answer(engine, request(version=3))).versions == (3, 3, 3)
+            fake.fail_labels = 2
+            with pytest.raises(EngineError, match="no name"):
+                await engine.load_version(fourth)
+            assert not fake.paused
+            with pytest.raises(UnknownVersion):
+                await answer(engine, request(version=3))
+            await engine.load_version(fourth)
+            assert (await answer(engine, request(version=4))).versions == (4, 4, 4)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("by", ["load", "look"])
+def test_a_vllm_that_was_not_told_to_go_on_is_told_later(tiny: Path, tmp_path: Path, by: str) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            version = whole(tmp_path, 4)
+            fake.fail_resumes = 2
+            for again in (version, version):
+                with pytest.raises(EngineUnavailable):
+                    await engine.load_version(again)
+            assert fake.paused
+            assert fake.reloaded == [version.path], "the weights are there"
+            await (engine.load_version(version) if by == "load" else engine.health())
+            assert not fake.paused
+            assert (await answer(engine, request(version=4))).versions == (4, 4, 4)
+
+    run(scenario)
+
+
+def test_a_vllm_that_stays_paused_is_not_well(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            fake.fail_resumes = 2
+            with pytest.raises(EngineUnavailable):
+                await engine.load_version(whole(tmp_path, 4))
+            with pytest.raises(EngineUnavailable, match="paused"):
+                await engine.health()
+            assert (await engine.health()).loaded_versions == (0, 4)
+
+    run(scenario)
+
+
 def test_where_it_cannot_be_undone_nothing_is_answered_until_a_version_is_loaded(tiny: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
         fake = FakeVllm(fail_reloads=2)

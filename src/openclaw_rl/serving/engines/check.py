@@ -61,10 +61,26 @@ def check_engine(config: Config, say: Callable[[str], None], *, patience_s: floa
         problems |= dict.fromkeys(explain(row, offered) for row in unmet(situation, offered))
     if problems:
         raise ConfigError("; ".join(problems))
+    if config.engine.kind in SPOKEN_FOR and config.engine.urls:
+        asyncio.run(_ask_servers(situation, say, patience_s))
+
+
+async def _ask_servers(situation: Situation, say: Callable[[str], None], patience_s: float) -> None:
+    """Ask the vLLM or SGLang that runs already: it may lack what others of its kind have."""
+    from openclaw_rl.serving.engines.attached import check_server_at, server_at  # only where there is one
+
+    for url in situation.config.engine.urls:
+        name = f"the engine at {url} (engine.kind = {situation.config.engine.kind})"
+        server = server_at(situation.config, url)
+        try:
+            await _patiently(server, name, say, patience_s)
+            await check_server_at(server, name, situation)
+        finally:
+            await server.close()
 
 
 async def _offers(config: Config, say: Callable[[str], None], patience_s: float) -> list[Offered]:
-    urls = () if config.engine.kind in SPOKEN_FOR else config.engine.urls  # their engine process asks them itself
+    urls = () if config.engine.kind in SPOKEN_FOR else config.engine.urls  # at theirs is a server, asked after this
     return [await _offered(config, url, say, patience_s) for url in urls or (None,)]
 
 

@@ -60,6 +60,11 @@ class Situation:
         return self.trains and self.config.training.use_lora
 
     @property
+    def serves_adapters(self) -> bool:
+        """Whether adapters will be loaded: those in service, those that are made, or those of owners."""
+        return self.trains_adapters or self.in_service is WeightsKind.LORA or self.config.policies.owned
+
+    @property
     def serves_whole_models(self) -> bool:
         """Whether a whole model is in service, or will be."""
         return self.in_service is WeightsKind.FULL or (self.trains and not self.trains_adapters)

@@ -6,26 +6,27 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from openclaw_rl.config import Config
+from openclaw_rl.serving.engines.requirements import OTHER_DIRECTORY, Situation
 
 WRITTEN_FOR = "0.5.23"
 """The version of SGLang whose HTTP this adapter was written for, and tested with."""
 _OLDEST = (0, 5, 23)
 
 
-def unmet(info: Mapping[str, Any], config: Config) -> list[str]:
-    """What the server of this `GET /server_info` lacks, a sentence each; empty where it serves everything."""
+def unmet(info: Mapping[str, Any], situation: Situation, *, context: int) -> list[str]:
+    """What the server of this `GET /server_info` lacks, a sentence each; empty where it serves everything.
+
+    `context`: the tokens that it has to hold.
+    """
     lacking = []
     version = str(info.get("version", ""))
     if _numbers(version) < _OLDEST:
         lacking.append(f"SGLang {version or 'of unknown version'} is too old: {WRITTEN_FOR} is needed")
     length = info.get("context_length")
-    if isinstance(length, int) and length < config.engine.context_length:
-        lacking.append(
-            f"SGLang's --context-length is {length}, engine.context_length is {config.engine.context_length}"
-        )
-    if config.training.enabled and config.training.use_lora:
-        lacking += _unmet_by_adapters(info, config)
+    if isinstance(length, int) and length < context:
+        lacking.append(f"SGLang's --context-length is {length}, engine.context_length is {context}")
+    if situation.serves_adapters:
+        lacking += _unmet_by_adapters(info, situation)
     if info.get("skip_tokenizer_init"):
         lacking.append("SGLang was started with --skip-tokenizer-init: stop strings would not end an answer")
     return lacking
@@ -39,15 +40,22 @@ def another_model(info: Mapping[str, Any], path: str, directory: Path) -> str | 
     return served
 
 
-def _unmet_by_adapters(info: Mapping[str, Any], config: Config) -> list[str]:
-    """What publishing LoRA versions asks for."""
-    lora = config.training.lora
+def _unmet_by_adapters(info: Mapping[str, Any], situation: Situation) -> list[str]:
+    """What LoRA versions ask for. The rank and the modules of those that exist already are their own, not ours."""
+    lora = situation.config.training.lora
+    if not info.get("enable_lora") and not situation.trains_adapters:
+        return [
+            "SGLang was started without --enable-lora, --max-lora-rank and --lora-target-modules: it could not serve "
+            f"the adapters of this run_dir ({OTHER_DIRECTORY})"
+        ]
     if not info.get("enable_lora"):
         modules = " ".join(lora.target_modules)
         return [
             f"SGLang was started without --enable-lora --max-lora-rank {lora.rank} --lora-target-modules {modules}: "
             "it could not serve what is learned"
         ]
+    if not situation.trains_adapters:
+        return []
     lacking = []
     rank = info.get("max_lora_rank")
     if isinstance(rank, int) and rank < lora.rank:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,11 +13,14 @@ from typing import Any
 
 import uvloop
 
+import openclaw_rl
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length, resolve_model
+from openclaw_rl.serving.engines.check import kind_in_service
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
+from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.sglang.client import SglangEngine, queue_length, slots
 from openclaw_rl.serving.engines.sglang.requirements import another_model, unmet
 from openclaw_rl.serving.engines.sglang.wire import RESERVED_TOKENS
@@ -64,6 +69,7 @@ async def _serve(
     config: Config, url: str, running: RunningServer | None, stop: threading.Event, reporter: LoopReporter
 ) -> None:
     engine = SglangEngine.from_config(config, url)
+    situation = Situation(config=config, in_service=kind_in_service(config))
     checked = False
 
     async def ask() -> EngineHealth:
@@ -71,7 +77,8 @@ async def _serve(
         health = await engine.health()
         if not checked:
             info = await engine.server_info()
-            if lacking := unmet(info, config):
+            longest = await asyncio.to_thread(lambda: context_length(resolve_model(config.model)))
+            if lacking := unmet(info, situation, context=min(config.engine.context_length, longest)):
                 raise ConfigError("; ".join(lacking))
             _warn_of_another_model(info, config)
             await engine.prepare()
@@ -102,17 +109,20 @@ def python_of(config: Config) -> Path:
     Raises:
         ConfigError: it is not there.
     """
-    python = config.engine.sglang.python
-    chosen = (python or DEFAULT_PYTHON).expanduser().absolute()
-    if not chosen.is_file():
-        which = (
-            "engine.sglang.python" if python is not None else f"engine.sglang.python is not set, and {DEFAULT_PYTHON}"
-        )
-        raise ConfigError(
-            f"{which} is not there ({chosen}): install SGLang into an environment of its own and name its Python, or "
-            "say with engine.urls where one runs"
-        )
-    return chosen
+    wanted = config.engine.sglang.python
+    if wanted is not None:
+        chosen = wanted.expanduser().absolute()
+        if not os.access(chosen, os.X_OK):
+            raise ConfigError(f"engine.sglang.python {chosen} is no program")
+        return chosen
+    sources = Path(openclaw_rl.__file__).resolve().parents[2]
+    for folder in (Path.cwd(), sources):
+        if os.access(folder / DEFAULT_PYTHON, os.X_OK):
+            return folder / DEFAULT_PYTHON
+    raise ConfigError(
+        f"engine.kind = sglang needs {DEFAULT_PYTHON} with SGLang in {Path.cwd()} or {sources} (docs/13-engines.md); "
+        "or set engine.sglang.python, or engine.urls to a SGLang that runs"
+    )
 
 
 def launch(config: Config, port: int) -> ExternalServer:

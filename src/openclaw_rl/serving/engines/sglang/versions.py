@@ -290,6 +290,8 @@ class SglangVersions:
 
     async def _have_adapter(self, version: PolicyVersion, base: Path, name: str) -> None:
         """Load an adapter beside whatever is running, unless it is there."""
+        if version.version not in self._names:
+            self._check_room()  # before the files are read: whoever waits for a place asks often
         if self._seen is None or name not in self._seen.adapters:
             weights = await asyncio.to_thread(check_weights, Path(version.path or ""), base)
             await self._add(name, weights.directory)
@@ -298,6 +300,15 @@ class SglangVersions:
         self._leaving.discard(version.version)
         self._used[version.version] = next(self._uses)
         self.tidy()
+
+    def _check_room(self) -> None:
+        """Return if another adapter can have a place; inside SGLang it would wait for one, and tell nobody.
+
+        Raises:
+            EngineOverloaded: as many as may be kept are in use.
+        """
+        if len(self._names.keys() & self._users.keys()) >= self._limit:
+            raise EngineOverloaded(f"all {self._limit} loaded versions are in use")
 
     async def _add(self, name: str, directory: Path) -> None:
         body = {"lora_name": name, "lora_path": _place(directory)}

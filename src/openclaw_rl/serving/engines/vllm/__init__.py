@@ -11,6 +11,7 @@ that knows at which token this happened; and the gateway needs neither a tokeniz
 - `wire`: what is sent to vLLM and what comes back, as plain values. Pure.
 - `api`: vLLM's HTTP.
 - `versions`: which versions vLLM has loaded under which names, and who uses them.
+- `swap`: the model itself replaced in place, and put back where that fails.
 - `in_vllm`: what vLLM's own workers are given.
 - `files`: a version's files.
 - `client`: `VllmEngine`, the adapter.

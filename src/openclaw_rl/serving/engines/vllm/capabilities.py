@@ -16,3 +16,6 @@ CAPABILITIES = EngineCapabilities(
 """Whole models take vLLM's routes for developers and our extension of its workers (`probe`): a server that is started
 here has them, one that somebody else has started is asked.
 """
+
+EXTENSION = "openclaw_rl_in_vllm.WorkerExtension"
+"""What vLLM's workers are given (`in_vllm`)."""

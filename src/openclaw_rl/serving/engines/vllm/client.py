@@ -29,12 +29,14 @@ from openclaw_rl.serving.engines.protocol import (
     UnknownVersion,
 )
 from openclaw_rl.serving.engines.rendering import Renderer
+from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import VllmApi
-from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES
+from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES, EXTENSION
 from openclaw_rl.serving.engines.vllm.files import verify, version_weights
-from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, EXTENSION, SPARE_TOKENS, slots
-from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server
+from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, SPARE_TOKENS, slots
+from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server, warn_of_another_model
+from openclaw_rl.serving.engines.vllm.swap import ModelSwap
 from openclaw_rl.serving.engines.vllm.versions import UNTOUCHED, LoadedVersions, Served, using, weights_name
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
 
@@ -44,9 +46,11 @@ logger = logging.getLogger(__name__)
 class VllmEngine:
     """Implements `Engine` against one vLLM server; for one event loop. Not ready until `start` has returned."""
 
-    def __init__(self, config: Config, url: str) -> None:
-        """`url`: `http://HOST:PORT`, or `unix:///PATH`."""
+    def __init__(self, config: Config, url: str, in_service: WeightsKind | None = None) -> None:
+        """`url`: `http://HOST:PORT`, or `unix:///PATH`. `in_service`: the kind of version that it will be asked for
+        first, None for the base."""
         self._config = config
+        self._situation = Situation(config=config, in_service=in_service)
         self._found: Found | None = None
         self._api = VllmApi(
             url, request_timeout_s=config.serving.request_timeout_s, load_timeout_s=config.engine.load_timeout_s
@@ -82,7 +86,8 @@ class VllmEngine:
 
     def load_tokenizer(self) -> None:
         """Read tokenizer and lengths of the model. Takes seconds; blocks."""
-        self._model = self._holds = resolve_model(self._config.model).absolute()
+        self._model = resolve_model(self._config.model).absolute()
+        self._swap = ModelSwap(self._api, self._model)
         self._tokenizer = load_tokenizer(self._model)
         self._renderer = Renderer(self._tokenizer)
         self._context = min(self._context, context_length(self._model))
@@ -104,10 +109,9 @@ class VllmEngine:
                 break
             except EngineError:
                 await asyncio.sleep(0.2)
-        with contextlib.suppress(UnknownVersion):  # without its routes for developers nobody can have paused it
-            await self._api.resume()  # whoever spoke for it before us may have been killed in the middle
         self._found = await check_server(self._api, attached=bool(self._config.engine.urls))
-        check_fit(self._found, self._config, context=self._context, model=self._model)
+        check_fit(self._found, self._situation, context=self._context)
+        warn_of_another_model(self._found, self._config, self._model)
         self._versions = self._none_loaded()
         label = self._found.weights_label
         if label not in {None, UNTOUCHED}:
@@ -263,6 +267,7 @@ class VllmEngine:
         """
         self._check_ready()
         async with self._loading:
+            await self._swap.go_on()
             if version.version == BASE_VERSION:
                 await self._restore_base()
                 return
@@ -310,37 +315,13 @@ class VllmEngine:
             await self._swap_model(BASE_VERSION, self._model, UNTOUCHED)
 
     async def _swap_model(self, version: int, directory: Path, label: str) -> None:
-        """Pause, read the weights in place, go on. All tokens that arrive before the end of this are the old model's.
-
-        Requests keep what they have read of their prompts, by the old weights: reading it again would be the pause
-        that nobody should notice.
-        """
         if self._found is None or self._found.weights_label is None:
             message = (
                 "this vLLM cannot swap whole models: start it with VLLM_SERVER_DEV_MODE=1 in its environment "
                 f"and --worker-extension-cls {EXTENSION}"
             )
             raise InvalidEngineRequest(message, param="path")
-        await self._api.pause()
-        try:
-            try:
-                await self._api.reload_weights(directory)
-            except EngineError as error:
-                await self._put_back()
-                raise EngineError(f"vLLM could not take the weights of version {version}: {error}") from error
-            await self._api.label_weights(label)
-            self._versions.replace_model(version, label)
-            self._holds = directory
-        finally:
-            await self._api.resume()
-
-    async def _put_back(self) -> None:
-        """The weights from before a swap that failed; if they cannot be read either, the model is nobody's."""
-        try:
-            await self._api.reload_weights(self._holds)
-        except EngineError as error:
-            logger.error("vLLM holds weights of no known version, until one is loaded (%s)", error.code)
-            self._versions.replace_model(None, "unknown")
+        await self._swap.swap(self._versions, version, directory, label)
 
     def _unload_soon(self, name: str) -> None:
         """Unload an adapter whose last request has just ended."""
@@ -382,6 +363,9 @@ class VllmEngine:
         had = self._versions.adapters()  # what is loaded while vLLM makes its list is not missing in it
         try:
             await self._api.healthy()
+            if self._swap.maybe_paused and not self._loading.locked():
+                async with self._loading:  # never beside a swap: it could come after the next pause
+                    await self._swap.go_on()
             cards = await self._api.models()
         except EngineError as error:
             self._lost = True
@@ -398,7 +382,8 @@ class VllmEngine:
             logger.warning("vLLM was started anew; its versions are gone")
             self._process_started = started
             self._instance_id = uuid.uuid4().hex
-            self._versions, self._holds = self._none_loaded(), self._model
+            self._versions = self._none_loaded()
+            self._swap.started_anew()
 
     def _none_loaded(self) -> LoadedVersions:
         """What a vLLM has that has just started."""

@@ -12,12 +12,11 @@ import openclaw_rl
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length
+from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION
 
 VENV_PYTHON = Path(".venv-vllm/bin/python")
 BASE_NAME = "base"
 """The name under which vLLM serves the model itself."""
-EXTENSION = "openclaw_rl_in_vllm.WorkerExtension"
-"""What vLLM's workers are given (`in_vllm`)."""
 SPARE_TOKENS = 1
 """Scoring draws one token that nobody wants: vLLM's context is longer by it than ours, where the model allows it."""
 

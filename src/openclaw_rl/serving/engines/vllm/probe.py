@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -10,10 +11,11 @@ from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.serving.engines.protocol import EngineError
+from openclaw_rl.serving.engines.protocol import EngineError, UnknownVersion
+from openclaw_rl.serving.engines.requirements import OTHER_DIRECTORY, Situation
 from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import RPC, VllmApi
-from openclaw_rl.serving.engines.vllm.launch import EXTENSION
+from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +42,14 @@ class Found:
 async def check_server(api: VllmApi, *, attached: bool) -> Found:
     """Ask a server that answers for everything that we need of it. `attached`: somebody else has started it.
 
+    One that is paused would not answer, so it is told to go on.
+
     Raises:
         ConfigError: it lacks something; the message names the argument that it must be started with.
         EngineError: it does not answer as vLLM does.
     """
+    with contextlib.suppress(UnknownVersion):  # without its routes for developers nobody can have paused it
+        await api.resume()  # whoever spoke for it before us may have been killed in the middle
     card = next((card for card in await api.models() if not card.get("parent")), None)
     if card is None:
         raise EngineError("vLLM names no model")
@@ -66,25 +72,28 @@ async def check_server(api: VllmApi, *, attached: bool) -> Found:
     )
 
 
-def check_fit(found: Found, config: Config, *, context: int, model: Path) -> None:
-    """Hold a server against what this configuration needs of it. `context`: tokens; `model`: the trainer's own base.
+def check_fit(found: Found, situation: Situation, *, context: int) -> None:
+    """Hold a server against what is to be run on it. `context`: the tokens that it has to hold.
 
     Raises:
         ConfigError: it lacks something; the message names the argument that it must be started with.
     """
     if found.context < context:
         raise _lacks(f"so long a context ({found.context} tokens)", f"--max-model-len of at least {context}")
-    if not config.training.enabled:
-        return
-    rank = config.training.lora.rank
-    if not config.training.use_lora and found.weights_label is None:
-        raise _lacks(
-            "swapping whole models (training.use_lora = false)",
-            f"VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls {EXTENSION}",
-        )
-    if config.training.use_lora and found.max_lora_rank is not None and found.max_lora_rank < rank:
+    if situation.serves_whole_models and found.weights_label is None:
+        needed = f"VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls {EXTENSION}"
+        if situation.trains and not situation.trains_adapters:
+            raise _lacks("swapping whole models (training.use_lora = false)", needed)
+        what = "swapping whole models (one is in service in this run_dir)"
+        raise _lacks(what, f"{needed}; or {OTHER_DIRECTORY}")
+    rank = situation.config.training.lora.rank
+    if situation.trains_adapters and found.max_lora_rank is not None and found.max_lora_rank < rank:
         raise _lacks(f"adapters of training.lora.rank {rank}", f"--max-lora-rank {rank}, not {found.max_lora_rank}")
-    if found.root is not None and not _is_model(found.root, config.model.path, model):
+
+
+def warn_of_another_model(found: Found, config: Config, model: Path) -> None:
+    """Say so where a server does not call its model as `model.path` does. `model`: the trainer's own base."""
+    if config.training.enabled and found.root is not None and not _is_model(found.root, config.model.path, model):
         logger.warning(
             "vLLM serves the model %s, and the trainer learns on %s (model.path): if they are not the same, what is "
             "learned means nothing there",

@@ -13,6 +13,7 @@ import uvloop
 
 from openclaw_rl.config import Config
 from openclaw_rl.models import resolve_model
+from openclaw_rl.serving.engines.check import kind_in_service
 from openclaw_rl.serving.engines.embedded.app import create_app, serve
 from openclaw_rl.serving.engines.vllm.client import VllmEngine
 from openclaw_rl.serving.engines.vllm.launch import find_python, server_command, server_context, server_environment
@@ -67,7 +68,7 @@ def _server(config: Config) -> Iterator[tuple[str, VllmProcess | None]]:
 async def _serve(
     config: Config, url: str, process: VllmProcess | None, stop: threading.Event, reporter: LoopReporter
 ) -> None:
-    engine = VllmEngine(config, url)
+    engine = VllmEngine(config, url, kind_in_service(config))
     ended = threading.Event()
     starting = asyncio.create_task(_start(engine, config.engine.vllm.start_timeout_s))
     starting.add_done_callback(lambda task: ended.set() if task.cancelled() or task.exception() else None)
