@@ -212,6 +212,10 @@ def test_the_field_at_fault_is_passed_on_in_either_shape() -> None:
         ),
         ({"message": "exceeds the available context size (512 tokens)"}, ("messages", "context_length_exceeded")),
         (
+            {"message": "The decoder prompt (length 512) is longer than the maximum model length of 512."},
+            ("messages", "context_length_exceeded"),
+        ),
+        (
             {"message": "max_tokens is more than the context length", "param": "max_tokens", "code": 400},
             ("max_tokens", "invalid_request"),
         ),

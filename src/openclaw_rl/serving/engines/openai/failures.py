@@ -18,7 +18,7 @@ from openclaw_rl.serving.engines.protocol import (
 
 KEY_SETTING = "engine.api_key (OPENCLAW_RL_ENGINE__API_KEY)"
 LONGEST_WAIT_S = 3600.0
-_TOO_LONG = re.compile(r"context (length|window|size)", re.IGNORECASE)
+_TOO_LONG = re.compile(r"context (length|window|size)|maximum model length", re.IGNORECASE)
 _LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 
 
