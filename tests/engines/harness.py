@@ -34,6 +34,7 @@ from openclaw_rl.serving.engines.protocol import (
     PromptRead,
     TokensDrawn,
 )
+from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.serving.gateway.server import serve
 from openclaw_rl.store import Store
 from openclaw_rl.store.versions import insert_version
@@ -91,6 +92,9 @@ class EngineHarness:
     honours_seeds = True
     """Whether a seed fixes what is drawn."""
 
+    tells_restarts = True
+    """Whether its health says by itself that it was restarted; False: only the versions that it lacks then say so."""
+
     def __init__(self, config: Config, model: Path, *, bounds: Bounds = FP32, start_timeout_s: float = 240.0) -> None:
         """`model`: the Transformers directory of what `config` names; `config.run_dir` is this harness's own."""
         port = config.engine.port or free_port()
@@ -108,6 +112,10 @@ class EngineHarness:
     def repeatable(self, seed: int) -> dict[str, Any]:
         """How to draw so that an answer is as long as the last time: by a seed, else greedily."""
         return {"temperature": 1.0, "seed": seed} if self.honours_seeds else {"temperature": 0.0}
+
+    def rendered(self, request: ChatRequest) -> tuple[int, ...]:
+        """The prompt that the engine is to see: ours, where it does not render in its own way."""
+        return Renderer(self.tokenizer).render(request.messages, request.tools)
 
     # --- the process -----------------------------------------------------------------------------------------
 

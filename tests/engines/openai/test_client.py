@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from openclaw_rl.policy_files import write_manifest
 from openclaw_rl.serving.engines.openai.client import OpenAIEngine, upstream_name
 from openclaw_rl.serving.engines.openai.features import Features
 from openclaw_rl.serving.engines.protocol import (
@@ -206,7 +208,7 @@ def test_of_many_versions_the_last_few_are_left_there_and_none_that_answers() ->
             return during, await health_now(engine)
 
         async def health_now(engine: OpenAIEngine) -> tuple[int, ...]:
-            upstream.models = Reply(body={"data": [{"id": "big"}, *({"id": name} for name in names_there(upstream))]})
+            upstream.models = listed(upstream)
             engine._look_due = 0.0
             return (await engine.health()).loaded_versions
 
@@ -215,6 +217,54 @@ def test_of_many_versions_the_last_few_are_left_there_and_none_that_answers() ->
     assert after == (0, 1, 6)
     unloaded = [body["lora_name"] for body in upstream.loads if "lora_path" not in body]
     assert unloaded == [upstream_name(versions[number]) for number in (3, 4, 5, 2)], "the one used longest ago first"
+
+
+def test_what_is_too_many_goes_also_where_the_list_was_just_looked_at() -> None:
+    with listening(EXACT, lora=Reply(body="Success")) as upstream:
+
+        async def work(engine: OpenAIEngine) -> tuple[int, ...]:
+            for number in range(1, 5):
+                await engine.load_version(replace(VERSION, version=number))
+                upstream.models = listed(upstream)
+            return (await engine.health()).loaded_versions
+
+        assert using(upstream.url, work, max_versions=2) == (0, 3, 4)
+
+
+def test_the_upstream_is_asked_for_no_files_that_are_not_what_was_written(
+    adapters: dict[int, PolicyVersion], tmp_path: Path
+) -> None:
+    shutil.copytree(Path(adapters[1].path or ""), tmp_path / "step", dirs_exist_ok=True)
+    adapter = tmp_path / "step" / "adapter"
+    write_manifest(adapter, {})
+    version = replace(adapters[1], path=str(adapter))
+    with listening(EXACT, lora=Reply(body="Success")) as upstream:
+        using(upstream.url, lambda engine: engine.load_version(version))
+        assert [body["lora_path"] for body in upstream.loads] == [str(adapter)]
+        (adapter / "adapter_config.json").write_text("{}")
+        with pytest.raises(InvalidEngineRequest, match="not the file that was written"):
+            using(upstream.url, lambda engine: engine.load_version(version))
+        (adapter / "adapter_config.json").rename(adapter / "config.json")
+        write_manifest(adapter, {})
+        with pytest.raises(InvalidEngineRequest, match="whole model"):
+            using(upstream.url, lambda engine: engine.load_version(version))
+        assert len(upstream.loads) == 1
+
+
+def test_the_context_that_the_upstream_tells_bounds_what_is_asked_for() -> None:
+    with listening(EXACT) as upstream:
+
+        async def work(engine: OpenAIEngine) -> None:
+            await engine.health()
+            await ask(engine, request(temperature=1.0, max_tokens=10_000))
+
+        using(upstream.url, work)
+    assert upstream.asked[0]["max_tokens"] == 4096
+
+
+def listed(upstream: Upstream) -> Reply:
+    """The list of models as it is now."""
+    return Reply(body={"data": [{"id": "big"}, *({"id": name} for name in names_there(upstream))]})
 
 
 def names_there(upstream: Upstream) -> set[str]:

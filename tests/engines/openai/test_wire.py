@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +34,7 @@ REQUEST = ChatRequest(
 )
 
 
-def test_sampling_goes_on_and_what_is_neutral_is_left_out() -> None:
+def test_sampling_goes_on_and_what_is_neutral_is_said_as_long_as_answers_may_be_trained() -> None:
     body = wire.request_body(REQUEST, model="big", wording=wire.Wording())
     assert body == {
         "model": "big",
@@ -43,6 +44,8 @@ def test_sampling_goes_on_and_what_is_neutral_is_left_out() -> None:
         "temperature": 0.7,
         "top_p": 0.9,
         "top_k": 4,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
         "stop": ("x",),
         "seed": 3,
         "stream_options": {"include_usage": True},
@@ -50,6 +53,7 @@ def test_sampling_goes_on_and_what_is_neutral_is_left_out() -> None:
         "return_token_ids": True,
     }
     plain = replace(REQUEST, sampling=SamplingParams(max_tokens=7))
+    assert wire.NEUTRAL.items() <= wire.request_body(plain, model="big", wording=wire.Wording()).items()
     nothing = wire.Wording(token_ids=False, logprobs=False, usage=False, limit="max_completion_tokens")
     assert wire.request_body(plain, model="big", wording=nothing) == {
         "model": "big",
@@ -63,14 +67,30 @@ def test_sampling_goes_on_and_what_is_neutral_is_left_out() -> None:
 def test_what_is_refused_by_name_is_left_out_one_after_the_other() -> None:
     wording: wire.Wording | None = wire.Wording()
     seen = []
-    for refusal in ("unknown field return_token_ids", "stream_options?", "no logprobs", "use max_completion_tokens"):
+    for refusal in (
+        "unknown field min_p",
+        "unknown field return_token_ids",
+        "stream_options?",
+        "no logprobs",
+        "use max_completion_tokens",
+    ):
         assert wording is not None
         wording = wire.eased(wording, refusal)
         seen.append(wording)
-    assert seen[-1] == wire.Wording(token_ids=False, logprobs=False, usage=False, limit="max_completion_tokens")
+    assert seen[0] == wire.Wording(neutral=False)
+    assert seen[-1] == wire.Wording(
+        token_ids=False, neutral=False, logprobs=False, usage=False, limit="max_completion_tokens"
+    )
     assert wording is not None
-    assert wire.eased(wording, "return_token_ids, logprobs, stream_options, max_completion_tokens") is None
+    assert wire.eased(wording, "return_token_ids, top_k, logprobs, stream_options, max_completion_tokens") is None
     assert wire.eased(wire.Wording(), "temperature must be below 1") is None
+
+
+def test_more_tokens_than_the_context_holds_are_as_many_as_it_holds() -> None:
+    asked = replace(REQUEST, sampling=SamplingParams(max_tokens=10_000))
+    bodies = [wire.request_body(asked, model="big", wording=wire.Wording(), context=most) for most in (512, None)]
+    assert [body["max_tokens"] for body in bodies] == [512, 10_000]
+    assert wire.request_body(REQUEST, model="big", wording=wire.Wording(), context=512)["max_tokens"] == 7
 
 
 @given(st.lists(st.text(max_size=20), max_size=6), st.integers(1, 9))
@@ -117,6 +137,13 @@ def test_a_logprob_that_does_not_stand_beside_its_id_is_missing(told: Any) -> No
     reader, events = read(chunk)
     assert events[1].logprobs == (None, None)
     assert not reader.has_logprobs
+
+
+@pytest.mark.parametrize("value", [-9999.0, -math.inf, math.nan, math.inf, None])
+def test_a_logprob_that_stands_for_none_is_missing(value: float | None) -> None:
+    content = [{"token": "t", "logprob": value}, {"token": "t", "logprob": -9.5}]
+    chunk = choice(delta={"content": "ab"}, token_ids=[1, 2], logprobs={"content": content})
+    assert wire._chunk(chunk).logprobs == (None, -9.5)
 
 
 def test_logprobs_of_another_distribution_are_not_taken_and_still_known_to_be_there() -> None:
@@ -174,6 +201,32 @@ def test_the_field_at_fault_is_passed_on_in_either_shape() -> None:
     assert isinstance(theirs, InvalidEngineRequest)
     assert (theirs.param, str(theirs)) == ("messages.0.role", "wrong role")
     assert fails(413, {"error": "too long"}).status == 413
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        (
+            {"message": "This model's maximum context length is 512 tokens.", "param": "input_tokens", "code": 400},
+            ("messages", "context_length_exceeded"),
+        ),
+        ({"message": "exceeds the available context size (512 tokens)"}, ("messages", "context_length_exceeded")),
+        (
+            {"message": "The decoder prompt (length 512) is longer than the maximum model length of 512."},
+            ("messages", "context_length_exceeded"),
+        ),
+        (
+            {"message": "max_tokens is more than the context length", "param": "max_tokens", "code": 400},
+            ("max_tokens", "invalid_request"),
+        ),
+        ({"message": "context length", "param": "messages", "code": "string_above_max_length"}, None),
+    ],
+)
+def test_messages_that_are_too_long_are_told_as_agents_know_it(said: Any, expected: tuple[str, str] | None) -> None:
+    error = fails(400, {"error": said})
+    assert isinstance(error, InvalidEngineRequest)
+    assert (error.status, error.param, error.code) == (400, *(expected or (said["param"], said["code"])))
+    assert str(error) == said["message"]
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ class EngineCapabilities:
     """Whether a version may be a whole model (`policy_files.weights_of`), not only an adapter."""
     base_beside: bool = True
     """Whether the base can still be asked while a whole model is in service. Not where models replace each other."""
+    render: bool = True
+    """Whether it sees what we render (`rendering`), and tells us; an upstream renders in its own way."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ where they come; what it refuses is left out from then on (`wire.eased`). Versio
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
@@ -25,6 +26,7 @@ from openclaw_rl.config_base import LOOPBACK
 from openclaw_rl.serving.engines.openai import wire
 from openclaw_rl.serving.engines.openai.failures import UpstreamKeyRefused, failure_of
 from openclaw_rl.serving.engines.openai.features import HOPED_FOR, Features
+from openclaw_rl.serving.engines.openai.files import check_files
 from openclaw_rl.serving.engines.openai.reading import AnswerReader
 from openclaw_rl.serving.engines.protocol import (
     ChatEvent,
@@ -140,8 +142,9 @@ class OpenAIEngine:
             with self._told_of_faults():
                 wording: wire.Wording | None = self._wording
                 while wording is not None:
-                    body = fast_json.dumps(wire.request_body(request, model=model, wording=wording))
-                    async with self._stream(body) as response:
+                    context = self._features.context_length
+                    body = wire.request_body(request, model=model, wording=wording, context=context)
+                    async with self._stream(fast_json.dumps(body)) as response:
                         if response.status_code == 200:
                             self._wording = wording
                             async for event in self._read(response, request):
@@ -221,12 +224,13 @@ class OpenAIEngine:
         """Have the upstream load an adapter; it must see the same files.
 
         Raises:
-            InvalidEngineRequest: it loads none, or not this one.
+            InvalidEngineRequest: it loads none, or not this one; or the files are not what was written.
         """
         if version.version == BASE_VERSION:
             return
         name = upstream_name(version)
         if name not in await self._list():
+            await asyncio.to_thread(check_files, version)
             body = {"lora_name": name, "lora_path": version.path}
             response = await self._post("load_lora_adapter", body, self._load_timeout_s)
             if response.status_code in _NO_LIST:
@@ -267,7 +271,7 @@ class OpenAIEngine:
         if time.monotonic() >= self._look_due:
             with contextlib.suppress(UpstreamKeyRefused):  # it is there; who asks is told what to set
                 await self._list()
-                await self._let_go()
+        await self._let_go()
         listed = self._listed
         loaded = [n for n, name in self._names.items() if n == BASE_VERSION or listed is None or name in listed]
         return EngineHealth(

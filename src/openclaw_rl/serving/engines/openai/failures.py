@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
 
@@ -17,6 +18,8 @@ from openclaw_rl.serving.engines.protocol import (
 
 KEY_SETTING = "engine.api_key (OPENCLAW_RL_ENGINE__API_KEY)"
 LONGEST_WAIT_S = 3600.0
+_TOO_LONG = re.compile(r"context (length|window|size)|maximum model length", re.IGNORECASE)
+_LIMITS = frozenset({"max_tokens", "max_completion_tokens"})
 
 
 class UpstreamKeyRefused(EngineError):
@@ -66,6 +69,9 @@ def _not_found(said: Explained, *, model: str, version: int) -> EngineError:
 
 
 def _invalid(said: Explained) -> EngineError:
+    """As it is said. Only that it is too long is told as OpenAI does: agents shorten their messages by that code."""
+    if said.code is None and said.param not in _LIMITS and _TOO_LONG.search(said.message):
+        return InvalidEngineRequest(said.message, param="messages", code="context_length_exceeded")
     return InvalidEngineRequest(said.message, param=said.param, code=said.code)
 
 

@@ -29,6 +29,7 @@ class Features:
             logprobs=self.trainable,
             lora_versions=self.lora_versions,
             score=False,
+            render=False,
             tools=True,  # passed on: the upstream refuses them itself where it has none
         )
 

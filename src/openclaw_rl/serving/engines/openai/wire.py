@@ -7,6 +7,7 @@ two as well.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -25,22 +26,40 @@ FINISH: Mapping[str, FinishReason] = {
 }
 
 
+NEUTRAL: Json = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+"""What draws from the model's own distribution. In the place of what is not said vLLM puts what stands in the model's
+`generation_config.json`, and so would draw from another distribution than is recorded."""
+MISSING = -9999.0
+"""What OpenAI and vLLM write, since it can be written, of a token whose log-probability they do not have."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wording:
-    """How an upstream is asked. It begins with everything; what the upstream refuses is left out from then on."""
+    """How an upstream is asked. It begins with everything; what the upstream refuses is left out from then on.
+
+    `neutral`: the values of `NEUTRAL` are said too, while there are token ids, without which nothing is trained.
+    """
 
     token_ids: bool = True
+    neutral: bool = True
     logprobs: bool = True
     usage: bool = True
     limit: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
 
 
-def request_body(request: ChatRequest, *, model: str, wording: Wording) -> Json:
-    """The body of one chat request, always streamed: whether the client streams is the gateway's affair."""
+def request_body(request: ChatRequest, *, model: str, wording: Wording, context: int | None = None) -> Json:
+    """The body of one chat request, always streamed: whether the client streams is the gateway's affair.
+
+    `context`: the upstream's context (tokens) where it says so. Clients ask for more tokens than fit, and mean as
+    many as do; vLLM refuses a `max_tokens` beyond its context.
+    """
     body: Json = {"model": model, "messages": request.messages, "stream": True}
     if request.tools:
         body["tools"] = request.tools
-    body |= sampling_fields(request.sampling, wording)
+    sampling = request.sampling
+    if context is not None and sampling.max_tokens > context:
+        sampling = replace(sampling, max_tokens=context)
+    body |= sampling_fields(sampling, wording)
     if wording.usage:
         body["stream_options"] = {"include_usage": True}
     if wording.logprobs:
@@ -51,8 +70,10 @@ def request_body(request: ChatRequest, *, model: str, wording: Wording) -> Json:
 
 
 def sampling_fields(sampling: SamplingParams, wording: Wording) -> Json:
-    """The sampling parameters; those at their neutral value are left out, for not every upstream knows them."""
+    """The sampling parameters; not every upstream knows all that are at their neutral value (`Wording.neutral`)."""
     fields: Json = {wording.limit: sampling.max_tokens, "temperature": sampling.temperature}
+    if wording.neutral and wording.token_ids:
+        fields |= NEUTRAL
     if sampling.top_p < 1.0:
         fields["top_p"] = sampling.top_p
     if sampling.top_k > 0:
@@ -72,6 +93,8 @@ def eased(wording: Wording, refusal: str) -> Wording | None:
         return replace(wording, usage=False)
     if wording.logprobs and "logprobs" in refusal:
         return replace(wording, logprobs=False)
+    if wording.neutral and any(name in refusal for name in NEUTRAL):
+        return replace(wording, neutral=False)
     if wording.limit == "max_tokens" and "max_completion_tokens" in refusal:
         return replace(wording, limit="max_completion_tokens")
     return None
@@ -133,7 +156,7 @@ def _chunk(body: Json) -> Chunk:
 
 def _logprob(entry: Json) -> float | None:
     value = entry.get("logprob")
-    return None if value is None else float(value)
+    return float(value) if value is not None and MISSING < value < math.inf else None  # NaN is neither
 
 
 def _usage(usage: Json | None) -> tuple[int, int] | None:
