@@ -113,11 +113,11 @@ class TrainingLoop:
     def _until_stopped(self) -> None:
         while not self._stop.is_set():
             try:
+                self._close_spans()
                 self.resume()
-                self._go_on()
+                self._go_on()  # what was waited for is there once a cycle came through, and no sooner
             except STORE_ERRORS as error:
                 self._wait_out(error)
-                self._patience.until_done(self._close_spans)
 
     def _wait_out(self, error: Exception) -> None:
         """Wait a while for what cannot be used, and say what that is; raise what no waiting mends."""
@@ -151,7 +151,8 @@ class TrainingLoop:
 
     def resume(self) -> None:
         """Be where the last committed step left off; the batch that a dead predecessor held is the next one."""
-        self._reporter.working("resuming")
+        if not self._patience.waiting:  # else it is said what for, since when
+            self._reporter.working("resuming")
         last = self._store.samples.last_step()
         removed = self._discard_after(last)
         begin(self._config, self._store, self._trainer)
