@@ -106,6 +106,11 @@ def fill(store: Store, count: int, first: int = 0) -> None:
         into_store(store, make_sample(trainer, number, reward=1.0 if number % 2 else -1.0))
 
 
+def set_pause(loop: TrainingLoop, pause_s: float) -> None:
+    """How long what failed is put off, at first."""
+    loop._put_off._pause_s = pause_s
+
+
 def work_off(loop: TrainingLoop) -> None:
     """Resume, then cycle until nothing is left to do."""
     loop.resume()
@@ -142,12 +147,16 @@ def test_a_batch_becomes_a_version_in_service(tmp_path: Path, store: Store) -> N
 def test_a_version_not_yet_published_is_published_before_the_next_step(tmp_path: Path, store: Store) -> None:
     fill(store, 4)
     loop = make_loop(make_config(tmp_path), store, fail=2)
+    set_pause(loop, 0.3)
     loop.resume()
     assert loop.cycle()
     assert store.versions.serving().version == 0
+    time.sleep(0.3)
     assert not loop.cycle()
     assert len(store.samples.steps()) == 1
     assert store.status.loops()[0].waiting_for == "another try to publish policy-v1: the engine is away"
+    assert not loop.cycle()  # the pause grows
+    time.sleep(0.6)
     assert loop.cycle()
     assert store.versions.serving().version == 2
     assert store.status.counts().counters["publish_failures"] == 2

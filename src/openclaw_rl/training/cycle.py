@@ -29,7 +29,6 @@ from openclaw_rl.training.checkpoint import (
     save_checkpoint,
 )
 from openclaw_rl.training.deaths import EVALUATING, Deaths, Stopped, said_in_evaluation, said_in_step, stop_told
-from openclaw_rl.training.due import next_owner
 from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.metric_log import metric_files
@@ -44,10 +43,11 @@ from openclaw_rl.training.publish import (
     VersionRefused,
     candidates,
 )
+from openclaw_rl.training.put_off import PutOff
 from openclaw_rl.training.recovery import resumable
 from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.trainer import StepOutcome, Trainer
-from openclaw_rl.training.turns_of_owners import Kept, KeptStates
+from openclaw_rl.training.turns_of_owners import Kept, KeptStates, Turns
 from openclaw_rl.training.window import closed_because, last_use
 from openclaw_rl.types import BASE_VERSION, InvalidTransition, LoopName, PolicyVersion, Sample, VersionState
 
@@ -94,7 +94,8 @@ class TrainingLoop:
         self._basis = BASE_VERSION
         self._owner: str | None = None
         self._kept = KeptStates(config.policies.states_in_memory)
-        self._fruitless: dict[str, float] = {}
+        self._put_off = PutOff()
+        self._turns = Turns(config, store, self._put_off)
 
     def run(self) -> None:
         """Go on until `stop` is set; where record or disk cannot be used, wait, then begin as after a kill."""
@@ -170,12 +171,14 @@ class TrainingLoop:
 
     def cycle(self) -> bool:
         """Do the next thing there is to do; False where there was nothing."""
-        if self._held_by_a_pin() or not self._publish_candidates():
+        if self._held_by_a_pin():
             return False
-        owner = self._whose_turn()
+        self._publish_candidates()
+        owner = self._turns.next(self._reporter)
         if owner is None:
             return False
-        self._turn_to(owner)
+        if not self._turn_to(owner):
+            return True
         self._expire_stale()
         samples = self._claim_due()
         if not samples:
@@ -199,7 +202,7 @@ class TrainingLoop:
         return pinned is not None
 
     def _publish_candidates(self) -> bool:
-        """Put what is committed into service; False where that has to be tried again later."""
+        """Put what is committed into service; False where that of the policy in turn has to be tried again later."""
         while (version := self._next_candidate()) is not None:
             try:
                 self._publisher.publish(version, partial(self._wait_for_engine, version.name))
@@ -211,9 +214,10 @@ class TrainingLoop:
             except PublishError as error:
                 log.warning("%s", error)
                 self._store.status.count("publish_failures")
-                self._reporter.waiting(f"another try to publish {version.name}: {error}")
-                return False
-        return True
+                self._put_off.put(version.owner, f"another try to publish {version.name}: {error}")
+                continue
+            self._put_off.done(version.owner)
+        return not candidates(self._store, self._owner or "")
 
     def _wait_for_engine(self, name: str) -> None:
         if self._stop.is_set():  # so is the engine, or it will be
@@ -222,8 +226,8 @@ class TrainingLoop:
 
     def _next_candidate(self) -> PolicyVersion | None:
         """The oldest candidate now: a rollback during the last publication may have given up those that waited."""
-        pinned = self._store.versions.pinned_owners()
-        return next((one for one in candidates(self._store) if one.owner not in pinned), None)
+        held = self._store.versions.pinned_owners() | self._put_off.owners()
+        return next((one for one in candidates(self._store) if one.owner not in held), None)
 
     def _reject_version(self, version: PolicyVersion, error: VersionRefused) -> None:
         """Give up a version that the engine will never load, and go on from the last one that was not given up.
@@ -237,33 +241,28 @@ class TrainingLoop:
             self._store.versions.reject(version.version, REFUSED_BY_ENGINE)
         self._store.status.count("versions_refused")
 
-    def _whose_turn(self) -> str | None:
-        """The owner whose batch is next; None where none is due. The shared policy has all turns to itself."""
-        if not self._config.policies.owned:
-            return ""
-        rollout, pinned = self._config.rollout, self._store.versions.pinned_owners()
-        begun = [owner for owner in self._store.samples.claiming_owners() if owner and owner not in pinned]
-        if begun:  # the batch that a dead predecessor held
-            return begun[0]
-        ready = self._store.samples.ready_owners(rollout.batch_size)
-        learning = [one for one in ready if one.owner and one.owner not in pinned]
-        self._fruitless = {one.owner: self._fruitless[one.owner] for one in ready if one.owner in self._fruitless}
-        owner = next_owner(learning, time.time(), rollout, self._fruitless)
-        if owner is None:
-            held = len(ready) - len(learning)
-            words = f"a full batch of an owner: {len(learning)} have samples" + f", {held} are held" * bool(held)
-            self._reporter.waiting(words, ready=sum(one.count for one in learning), owners=len(learning))
-        return owner
+    def _turn_to(self, owner: str) -> bool:
+        """Have this owner's policy in the trainer, as its version in service is; False where that is put off.
 
-    def _turn_to(self, owner: str) -> None:
-        """Have this owner's policy in the trainer, as its version in service is."""
-        if owner == self._owner:
-            self._follow_service()
-            return
-        if self._owner is not None:
-            self._kept.put(self._owner, Kept(version=self._basis, state=self._trainer.state()))
-        self._owner = owner
-        self._restore()
+        A file of one owner's that cannot be read stops nobody else.
+        """
+        try:
+            if owner == self._owner:
+                self._follow_service()
+                return True
+            if self._owner is not None:
+                self._kept.put(self._owner, Kept(version=self._basis, state=self._trainer.state()))
+            self._owner = None  # nobody's, where the next line does not come to its end
+            self._restore(owner)
+            self._owner = owner
+        except UnreadablePolicy as error:
+            if not owner:
+                raise
+            if self._put_off.put(owner, f"{error.filename} to be readable ({error.strerror})"):
+                log.error("one owner's policy is not trained meanwhile: %s", error)
+            return False
+        self._put_off.done(owner)
+        return True
 
     def _follow_service(self) -> None:
         """Train on from the version in service, whichever that is by now.
@@ -272,14 +271,14 @@ class TrainingLoop:
         one: to train on from weights that nobody samples from would teach the policy by the answers of another.
         """
         if self._store.versions.serving(self._owner or "").version != self._basis:
-            self._restore()
+            self._restore(self._owner or "")
 
-    def _restore(self) -> None:
-        """Take the weights of the version in service, or of the candidate that waits; count on from the last step.
+    def _restore(self, owner: str) -> None:
+        """Take the weights of an owner's version in service, or of the candidate that waits; count on from the last.
 
         A checkpoint that is not what was written takes its version out of service; one that cannot be read does not.
         """
-        owner, last = self._owner or "", self._store.samples.last_step()
+        last = self._store.samples.last_step()
         basis = next(iter(reversed(candidates(self._store, owner))), self._store.versions.serving(owner)).version
         kept = self._kept.take(owner, basis) or self._read_from_disk(owner, basis)
         self._trainer.restore(dataclasses.replace(kept.state, step=last), weights_version=kept.version)
@@ -318,8 +317,7 @@ class TrainingLoop:
         if closed is not None:
             self._reporter.waiting(closed, ready=ready.count)
             return []
-        if owner:
-            self._fruitless[owner] = time.time()
+        self._turns.taken(owner)
         training = self._config.training
         claimed = claims or self._store.samples.claim(
             decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
@@ -381,12 +379,12 @@ class TrainingLoop:
             self._store.status.count("steps_overtaken")
             self._store.samples.release_claims()
             self._discard_after(outcome.step - 1)
-            self._restore()
+            self._restore(owner)
             return False
         self._log_metrics()
         if outcome.refused is not None:
             log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
-            self._restore()
+            self._restore(owner)
             return True
         self._basis = version.version
         self._trainer.own = self._trainer.own.and_then(outcome.step)
