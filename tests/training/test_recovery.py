@@ -78,7 +78,7 @@ def test_a_damaged_version_that_was_not_published_never_is(tmp_path: Path, store
     loop = make_loop(make_config(tmp_path), store)
     loop.resume()
     assert loop.cycle()
-    loop._publisher.fail = 99  # type: ignore[attr-defined]
+    loop._candidates.publisher.fail = 99  # type: ignore[attr-defined]
     assert loop.cycle()
     cut(Path(store.samples.steps()[-1].checkpoint) / STATE)
     make_loop(make_config(tmp_path), store).resume()
@@ -137,7 +137,7 @@ def test_what_was_rolled_back_from_is_not_taken_up_past_a_damaged_checkpoint(
     torch.testing.assert_close(again._trainer.state().weights, whole.weights, rtol=0, atol=0)
     assert "policy-v1, which it was built on, serves in its place" in caplog.text
     reasons = {version.version: version.reason for version in store.versions.all()}
-    assert reasons == {0: None, 1: None, 2: None, 3: "rolled_back", 4: "damaged"}
+    assert reasons == {0: None, 1: None, 2: "rolled_back", 3: "rolled_back", 4: "damaged"}
 
 
 def test_what_it_was_built_on_is_passed_over_where_a_person_took_it_out_of_service(
