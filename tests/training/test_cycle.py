@@ -185,7 +185,7 @@ def test_a_version_that_the_engine_refuses_is_given_up_with_its_weights(
 ) -> None:
     fill(store, 4)
     loop = make_loop(make_config(tmp_path), store)
-    loop._publisher = RefusingPublisher(store, *refused)
+    loop._candidates.publisher = RefusingPublisher(store, *refused)
     before = {0: adapter_after(loop._trainer)}
     loop.resume()
     for step in (1, 2):

@@ -266,7 +266,7 @@ def test_a_candidate_that_cannot_be_published_stops_its_owner_alone(tmp_path: Pa
         give(store, "ann", *numbers)
         give(store, "bob", *(10 + number for number in numbers))
     loop = make_loop(config_of(tmp_path), store)
-    loop._publisher = Unreadable(store, fail=1)
+    loop._candidates.publisher = Unreadable(store, fail=1)
     set_pause(loop, 60.0)
     work_off(loop)
     assert [step.owner for step in store.samples.steps()] == ["ann", "bob", "bob"]

@@ -7,15 +7,14 @@ committed and not in service is published before anything else is done.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
@@ -24,32 +23,31 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
 from openclaw_rl.store.versions import BasisChanged
 from openclaw_rl.supervision.process import LoopReporter
-from openclaw_rl.training.checkpoint import (
-    discard_uncommitted,
-    save_checkpoint,
+from openclaw_rl.training.candidates import Candidates
+from openclaw_rl.training.checkpoint import discard_uncommitted, save_checkpoint
+from openclaw_rl.training.deaths import (
+    EVALUATING,
+    STOPPING,
+    Deaths,
+    Stopped,
+    said_in_evaluation,
+    said_in_step,
+    stop_told,
 )
-from openclaw_rl.training.deaths import EVALUATING, Deaths, Stopped, said_in_evaluation, said_in_step, stop_told
 from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
-from openclaw_rl.training.metric_log import metric_files
+from openclaw_rl.training.metric_log import MetricFiles, metric_files
 from openclaw_rl.training.origin import begin, check_adapter
 from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
 from openclaw_rl.training.pruning import prune
-from openclaw_rl.training.publish import (
-    PUBLISH,
-    Publisher,
-    PublishError,
-    VersionOvertaken,
-    VersionRefused,
-    candidates,
-)
+from openclaw_rl.training.publish import PUBLISH, Publisher, candidates
 from openclaw_rl.training.put_off import PutOff
 from openclaw_rl.training.recovery import resumable
 from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.turns_of_owners import Kept, KeptStates, Turns
 from openclaw_rl.training.window import closed_because, last_use
-from openclaw_rl.types import BASE_VERSION, InvalidTransition, LoopName, PolicyVersion, Sample, VersionState
+from openclaw_rl.types import BASE_VERSION, LoopName, Sample
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +58,6 @@ EVALUATION_PAUSE_S = 2.0
 """How long an evaluation that raised is left alone before it is asked again."""
 HINTS_TOLD = 3
 """How many of the last hints the base is told, to see what it would have said in the place of the new weights."""
-REFUSED_BY_ENGINE = "engine"
-"""Why a version never serves that the engine will not load."""
 
 
 class TrainingLoop:
@@ -82,7 +78,6 @@ class TrainingLoop:
         self._config = config
         self._store = store
         self._trainer = trainer
-        self._publisher = publisher
         self._reporter = reporter
         self._stop = stop
         self._patience = Patience(stop, reporter.waiting, pause_s=1.0, max_pause_s=30.0)
@@ -90,11 +85,14 @@ class TrainingLoop:
         self._doing = ""
         self._plain_answers = tuple(plain_answers)
         self._evaluate = load_evaluation(config.training.gate)
-        self._metric_files = metric_files(config)
+        self._metric_files = MetricFiles(metric_files(config))
         self._basis = BASE_VERSION
         self._owner: str | None = None
         self._kept = KeptStates(config.policies.states_in_memory)
         self._put_off = PutOff()
+        self._candidates = Candidates(
+            store=store, publisher=publisher, reporter=reporter, stop=stop, put_off=self._put_off
+        )
         self._turns = Turns(config, store, self._put_off)
 
     def run(self) -> None:
@@ -107,9 +105,8 @@ class TrainingLoop:
         except StoppedInOutage:
             log.info("stopped while the record could not be used")
         finally:
-            self._release()
-            for file in self._metric_files:
-                file.close()
+            with self._metric_files:
+                self._release()
 
     def _until_stopped(self) -> None:
         while not self._stop.is_set():
@@ -161,7 +158,7 @@ class TrainingLoop:
         self._kept.clear()
         if not self._config.policies.owned:
             self._turn_to("")
-        self._log_metrics()
+        self._metric_files.follow(self._store)
         log.info("at step %d; %d leftovers removed", last, len(removed))
 
     def _discard_after(self, last_step: int) -> list[str]:
@@ -173,7 +170,7 @@ class TrainingLoop:
         """Do the next thing there is to do; False where there was nothing."""
         if self._held_by_a_pin():
             return False
-        self._publish_candidates()
+        self._candidates.publish("")
         owner = self._turns.next(self._reporter)
         if owner is None:
             return False
@@ -187,7 +184,7 @@ class TrainingLoop:
         if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
             self._store.status.count("steps_refused")
-        elif self._commit(samples, outcome) and self._publish_candidates():
+        elif self._commit(samples, outcome) and self._candidates.publish(self._owner or ""):
             self._follow_service()
             prune(self._config, self._store, self._owner or "")
         return True
@@ -200,46 +197,6 @@ class TrainingLoop:
         if pinned is not None:
             self._reporter.waiting(f"the pin on {pinned.name} to be lifted (openclaw-rl policy unpin)")
         return pinned is not None
-
-    def _publish_candidates(self) -> bool:
-        """Put what is committed into service; False where that of the policy in turn has to be tried again later."""
-        while (version := self._next_candidate()) is not None:
-            try:
-                self._publisher.publish(version, partial(self._wait_for_engine, version.name))
-            except VersionRefused as error:
-                self._reject_version(version, error)
-            except VersionOvertaken as error:
-                log.warning("%s: training goes on from the version in service", error)
-                self._store.status.count("publications_overtaken")
-            except PublishError as error:
-                log.warning("%s", error)
-                self._store.status.count("publish_failures")
-                self._put_off.put(version.owner, f"another try to publish {version.name}: {error}")
-                continue
-            self._put_off.done(version.owner)
-        return not candidates(self._store, self._owner or "")
-
-    def _wait_for_engine(self, name: str) -> None:
-        if self._stop.is_set():  # so is the engine, or it will be
-            raise Stopped(f"before {name} was in service; the next start puts it there")
-        self._reporter.waiting(f"the engine to load {name}")
-
-    def _next_candidate(self) -> PolicyVersion | None:
-        """The oldest candidate now: a rollback during the last publication may have given up those that waited."""
-        held = self._store.versions.pinned_owners() | self._put_off.owners()
-        return next((one for one in candidates(self._store) if one.owner not in held), None)
-
-    def _reject_version(self, version: PolicyVersion, error: VersionRefused) -> None:
-        """Give up a version that the engine will never load, and go on from the last one that was not given up.
-
-        Its step stays committed: the samples are spent (trained, once), and its number is not used again. What they
-        taught is gone with the weights, because to train on from weights that nobody can sample from would teach the
-        policy by the answers of another one.
-        """
-        log.error("%s; it is rejected, and training goes on from the version before it", error)
-        with contextlib.suppress(InvalidTransition):  # somebody rolled back meanwhile: it is rejected already
-            self._store.versions.reject(version.version, REFUSED_BY_ENGINE)
-        self._store.status.count("versions_refused")
 
     def _turn_to(self, owner: str) -> bool:
         """Have this owner's policy in the trainer, as its version in service is; False where that is put off.
@@ -296,7 +253,8 @@ class TrainingLoop:
         trainer = self._trainer
         oldest = trainer.own.oldest_allowed(trainer.step_number, self._config.training.max_staleness)
         owner = self._owner or ""
-        expired = self._store.samples.expire(before_version=oldest, owner=owner) if oldest > 0 else 0
+        spared = self._deaths.suspects()
+        expired = self._store.samples.expire(before_version=oldest, owner=owner, spared=spared) if oldest > 0 else 0
         if expired:
             log.info("%d samples were drawn by versions before %d and expired", expired, oldest)
 
@@ -330,14 +288,27 @@ class TrainingLoop:
                 self._store.status.count("samples_unusable")
         return [sample for sample in claimed if sample.turn_id not in obstacles]
 
+    def _say(self, words: str, stopped: str, **details: Any) -> None:
+        """Say what is done next over a batch.
+
+        Raises:
+            Stopped: the process was told to stop; who is killed after that is not to be found at work on the batch.
+        """
+        if not self._stop.is_set():
+            self._reporter.working(words, **details)
+            if not self._stop.is_set():
+                return
+            self._reporter.working(STOPPING)  # told between the two
+        raise Stopped(stopped)
+
     def _step(self, samples: list[Sample]) -> StepOutcome:
         step = self._trainer.step_number + 1
 
         def progress(doing: str) -> None:
-            if self._stop.is_set():
-                raise Stopped("in the middle of a step; its samples wait again")
             self._doing = doing
-            self._reporter.working(said_in_step(step, doing), step=step, samples=len(samples))
+            told = "in the middle of a step; its samples wait again"
+            owner = self._owner or ""
+            self._say(said_in_step(step, doing), told, step=step, samples=len(samples), owner=owner)
 
         progress("starting")
         with (
@@ -369,7 +340,7 @@ class TrainingLoop:
         checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
         if outcome.refused is None and self._evaluate is not None:
             outcome = self._evaluated(samples, outcome, self._evaluate, weights_of(checkpoint).directory)
-        self._deaths.survived(samples)
+        self._patience.until_done(lambda: self._deaths.survived(samples))
         self._reporter.working(f"committing step {outcome.step}")
         record, version = rows_of(samples, outcome, checkpoint, owner)
         try:
@@ -381,7 +352,7 @@ class TrainingLoop:
             self._discard_after(outcome.step - 1)
             self._restore(owner)
             return False
-        self._log_metrics()
+        self._metric_files.follow(self._store)
         if outcome.refused is not None:
             log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
             self._restore(owner)
@@ -398,13 +369,7 @@ class TrainingLoop:
             if self._stop.wait(EVALUATION_PAUSE_S):
                 raise Stopped("while a version was evaluated; its samples wait again")
 
-        self._reporter.working(said_in_evaluation(outcome.step))
+        told = "before a version was evaluated; its samples wait again"
+        self._say(said_in_evaluation(outcome.step), told, owner=self._owner or "")
         with self._deaths.counted(samples, lambda: EVALUATING):
             return evaluated(outcome, evaluate, version, self._config.training.gate, pause)
-
-    def _log_metrics(self) -> None:
-        """Bring the files of metrics up to what is committed."""
-        steps = self._store.samples.steps()
-        refused = {v.version: v.reason for v in self._store.versions.all() if v.state is VersionState.REJECTED}
-        for file in self._metric_files:
-            file.follow(steps, refused)
