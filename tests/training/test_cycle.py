@@ -22,6 +22,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.cycle import TrainingLoop
 from openclaw_rl.training.gatekeeper import KnownAnswer
+from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PublishError, VersionRefused
 from openclaw_rl.training.trainer import TeacherPrompt, Trainer
 from openclaw_rl.types import LoopName, PolicyVersion, Sample, SampleState, VersionState
@@ -575,6 +576,19 @@ def test_the_checkpoint_of_a_frozen_teacher_is_never_pruned(tmp_path: Path, stor
     config = make_config(tmp_path, keep_checkpoints=1, teacher=frozen)
     work_off(make_loop(config, store))
     assert {path.name for path in config.checkpoints_dir.iterdir()} == {"step-000001", "step-000004"}
+
+
+def test_refused_steps_do_not_crowd_out_what_serving_was_built_on(tmp_path: Path, store: Store) -> None:
+    fill(store, 6)
+    config = make_config(tmp_path, keep_checkpoints=2)
+    work_off(make_loop(config, store))
+    fill(store, 6, first=6)
+    refusing = make_config(tmp_path, keep_checkpoints=2, gate={"max_kl_to_last": 1e-12})
+    work_off(make_loop(refusing, store))
+    assert store.versions.serving().version == 3
+    prune(config, store, "")
+    kept = {path.name for path in config.checkpoints_dir.iterdir()}
+    assert kept == {"step-000002", "step-000003", "step-000005", "step-000006"}
 
 
 def test_a_run_does_not_go_on_at_another_scale(tmp_path: Path, store: Store) -> None:
