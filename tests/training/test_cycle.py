@@ -22,6 +22,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.cycle import TrainingLoop
 from openclaw_rl.training.gatekeeper import KnownAnswer
+from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PublishError, VersionRefused
 from openclaw_rl.training.trainer import TeacherPrompt, Trainer
 from openclaw_rl.types import LoopName, PolicyVersion, Sample, SampleState, VersionState
@@ -106,6 +107,11 @@ def fill(store: Store, count: int, first: int = 0) -> None:
         into_store(store, make_sample(trainer, number, reward=1.0 if number % 2 else -1.0))
 
 
+def set_pause(loop: TrainingLoop, pause_s: float) -> None:
+    """How long what failed is put off, at first."""
+    loop._put_off._pause_s = pause_s
+
+
 def work_off(loop: TrainingLoop) -> None:
     """Resume, then cycle until nothing is left to do."""
     loop.resume()
@@ -142,12 +148,16 @@ def test_a_batch_becomes_a_version_in_service(tmp_path: Path, store: Store) -> N
 def test_a_version_not_yet_published_is_published_before_the_next_step(tmp_path: Path, store: Store) -> None:
     fill(store, 4)
     loop = make_loop(make_config(tmp_path), store, fail=2)
+    set_pause(loop, 0.3)
     loop.resume()
     assert loop.cycle()
     assert store.versions.serving().version == 0
+    time.sleep(0.3)
     assert not loop.cycle()
     assert len(store.samples.steps()) == 1
     assert store.status.loops()[0].waiting_for == "another try to publish policy-v1: the engine is away"
+    assert not loop.cycle()  # the pause grows
+    time.sleep(0.6)
     assert loop.cycle()
     assert store.versions.serving().version == 2
     assert store.status.counts().counters["publish_failures"] == 2
@@ -176,7 +186,7 @@ def test_a_version_that_the_engine_refuses_is_given_up_with_its_weights(
 ) -> None:
     fill(store, 4)
     loop = make_loop(make_config(tmp_path), store)
-    loop._publisher = RefusingPublisher(store, *refused)
+    loop._candidates.publisher = RefusingPublisher(store, *refused)
     before = {0: adapter_after(loop._trainer)}
     loop.resume()
     for step in (1, 2):
@@ -566,6 +576,19 @@ def test_the_checkpoint_of_a_frozen_teacher_is_never_pruned(tmp_path: Path, stor
     config = make_config(tmp_path, keep_checkpoints=1, teacher=frozen)
     work_off(make_loop(config, store))
     assert {path.name for path in config.checkpoints_dir.iterdir()} == {"step-000001", "step-000004"}
+
+
+def test_refused_steps_do_not_crowd_out_what_serving_was_built_on(tmp_path: Path, store: Store) -> None:
+    fill(store, 6)
+    config = make_config(tmp_path, keep_checkpoints=2)
+    work_off(make_loop(config, store))
+    fill(store, 6, first=6)
+    refusing = make_config(tmp_path, keep_checkpoints=2, gate={"max_kl_to_last": 1e-12})
+    work_off(make_loop(refusing, store))
+    assert store.versions.serving().version == 3
+    prune(config, store, "")
+    kept = {path.name for path in config.checkpoints_dir.iterdir()}
+    assert kept == {"step-000002", "step-000003", "step-000005", "step-000006"}
 
 
 def test_a_run_does_not_go_on_at_another_scale(tmp_path: Path, store: Store) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import os
 import signal
 import sqlite3
@@ -19,12 +20,15 @@ from sqlalchemy.exc import OperationalError
 from openclaw_rl.config import Config, LossConfig, RolloutConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.store.outage import Patience
+from openclaw_rl.supervision.process import LoopReporter, stop_event
 from openclaw_rl.training import cycle
 from openclaw_rl.training.deaths import Deaths, Stopped, count_killed, place_of, stop_told, units
+from openclaw_rl.training.own_code import refusal
 from openclaw_rl.types import LoopName, LoopStatus, Origin, Sample, SampleState
 from tests.training.support import make_sample, tiny_config, tiny_trainer
 from tests.training.test_cycle import fill, make_config, make_loop, work_off
+from tests.training.test_turns_of_owners import give
 
 HEAD = "import os, signal\ndef compute_loss(p, reference, rewards, advantages, config, *, samples):\n"
 LOSS = {"opd_top_k": 0}
@@ -197,6 +201,162 @@ def test_a_stop_is_said_while_the_trainer_is_busy(store: Store) -> None:
         pass
 
 
+def test_a_stop_is_heard_while_the_main_thread_is_in_one_long_call() -> None:
+    """A pass backward is one call into C, in which no handler of Python's runs; here, a slow hash is."""
+    said: list[float] = []
+
+    class Listening:
+        def working(self, activity: str, **details: Any) -> None:
+            assert activity == "stopping"
+            said.append(time.monotonic())
+
+        def waiting(self, waiting_for: str, **details: Any) -> None:
+            raise AssertionError
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop, ended = stop_event(), 0.0
+    try:
+        with stop_told(stop, Listening()):
+            threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+            while not stop.is_set():
+                hashlib.pbkdf2_hmac("sha256", b"x", b"y", 3_000_000)
+                ended = time.monotonic()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert len(said) == 1
+    assert said[0] < ended
+
+
+def test_a_stop_between_two_looks_is_not_overwritten(tmp_path: Path, store: Store) -> None:
+    """Who is killed thereafter must not be found at work on the batch."""
+    said: list[str] = []
+
+    class Stopping(LoopReporter):
+        def working(self, activity: str, **details: Any) -> None:
+            said.append(activity)
+            if "computing gradients" in activity:
+                loop._stop.set()
+
+    fill(store, 2)
+    loop = make_loop(make_config(tmp_path), store, Stopping(store, LoopName.TRAINING))
+    loop.resume()
+    with pytest.raises(Stopped):
+        loop.cycle()
+    assert said[-1] == "stopping"
+    assert store.deaths.of(["t0", "t1"]) == {}
+
+
+def test_a_stop_before_the_evaluation_is_obeyed(tmp_path: Path, store: Store) -> None:
+    (tmp_path / "mine.py").write_text("def score(version):\n    raise AssertionError\n")
+    gate = {"evaluation_path": f"{tmp_path / 'mine.py'}:score", "min_evaluation": 0.5}
+    said: list[str] = []
+
+    class Stopping(LoopReporter):
+        def working(self, activity: str, **details: Any) -> None:
+            said.append(activity)
+            if activity.startswith("writing the checkpoint"):
+                loop._stop.set()
+
+    fill(store, 2)
+    loop = make_loop(make_config(tmp_path, gate=gate), store, Stopping(store, LoopName.TRAINING))
+    loop.resume()
+    with pytest.raises(Stopped, match="before a version was evaluated"):
+        loop.cycle()
+    assert said[-1] == "writing the checkpoint of step 1"
+
+
+def test_the_companions_of_a_killer_that_is_found_are_suspects_no_longer(store: Store) -> None:
+    fill(store, 4)
+    deaths = Deaths(store, tiny_config())
+    claimed = store.samples.claim(4, 60.0)
+    for _ in range(3):
+        deaths.note(claimed, "computing gradients, pass 2 of 3")
+    deaths.note(claimed[3:], "evaluating")
+    assert deaths.suspects() == {"t0", "t1", "t2", "t3"}
+    assert deaths.sift(claimed) == claimed[:1]
+    deaths.note(claimed[:1], "computing gradients, pass 1 of 1")  # alone, there is but one pass
+    again = store.samples.claim(4, 60.0)
+    assert deaths.sift([*claimed[:1], *again]) == again
+    assert deaths.suspects() == set()
+    assert [death.place for death in store.deaths.of(["t1", "t3"])["t3"]] == ["evaluating"]
+    assert store.status.counts().counters["samples_rejected_kills_trainer"] == 1
+
+
+def test_unrelated_kills_in_other_passes_split_no_batch(store: Store) -> None:
+    fill(store, 2)
+    deaths = Deaths(store, tiny_config())
+    claimed = store.samples.claim(2, 60.0)
+    for number in (1, 4, 6, 2):
+        deaths.note(claimed, f"computing gradients, pass {number} of 7")
+    assert deaths.sift(claimed) == claimed
+
+
+def test_suspects_do_not_grow_too_old(store: Store) -> None:
+    fill(store, 3)
+    deaths = Deaths(store, tiny_config())
+    for _ in range(3):
+        deaths.note(store.samples.claim(2, 60.0), "evaluating")
+        store.samples.release_claims()
+    assert deaths.suspects() == {"t0", "t1"}
+    assert store.samples.expire(before_version=5, spared=deaths.suspects()) == 1
+    assert store.samples.ready().count == 2
+
+
+def test_a_killed_trainer_died_over_the_batch_of_the_owner_at_work(store: Store) -> None:
+    for owner, number in (("ann", 0), ("bob", 1)):
+        give(store, owner, number)
+        store.samples.claim(1, 60.0, owner)
+    now = time.time()
+    status = LoopStatus(
+        loop=LoopName.TRAINING,
+        pid=1,
+        heartbeat_at=now,
+        activity="training step 1: starting",
+        waiting_for=None,
+        since=now,
+        details={"owner": "bob"},
+    )
+    store.status.report(status)
+    count_killed(store, tiny_config())
+    assert list(store.deaths.of(["t0", "t1"])) == ["t1"]
+
+
+def test_a_step_says_whose_it_is_and_which_pass(tmp_path: Path, store: Store) -> None:
+    said: list[tuple[str, Any]] = []
+
+    class Listening(LoopReporter):
+        def working(self, activity: str, **details: Any) -> None:
+            said.append((activity, details.get("owner")))
+
+    fill(store, 2)
+    config = make_config(tmp_path, max_tokens_per_micro_batch=9)
+    work_off(make_loop(config, store, Listening(store, LoopName.TRAINING)))
+    passes = dict.fromkeys(words for words, _ in said if "computing gradients" in words)
+    step = "training step 1: computing gradients"
+    assert list(passes) == [f"{step}, pass 1 of 2", f"{step}, pass 2 of 2"]
+    assert {owner for words, owner in said if words.startswith("training step")} == {""}
+
+
+def test_a_record_that_is_locked_after_a_step_is_waited_for_and_the_step_is_kept(
+    tmp_path: Path, store: Store
+) -> None:
+    fill(store, 2)
+    loop = make_loop(make_config(tmp_path), store)
+    loop._patience = Patience(loop._stop, loop._reporter.waiting, pause_s=0.01)
+    survived, failures = loop._deaths.survived, [OSError(28, "no space left")]
+
+    def failing_once(samples: Any) -> None:
+        if failures:
+            raise failures.pop()
+        survived(samples)
+
+    loop._deaths.survived = failing_once  # type: ignore[method-assign]
+    work_off(loop)
+    assert failures == []
+    assert [step.sample_ids for step in store.samples.steps()] == [("t0", "t1")]
+
+
 def sample_of(number: int, group: str | None, rollout: str | None = None) -> Sample:
     origin = Origin(key_id="k", group_id=group, task_id=group, step=0, rollout=rollout)
     return dataclasses.replace(make_sample(tiny_trainer(), number), origin=origin)
@@ -229,6 +389,37 @@ def test_a_loss_that_raises_over_some_data_costs_that_batch_and_the_run_goes_on(
     assert counts.counters["steps_refused"] == 1
     assert "trainer_deaths" not in counts.counters
     assert [step.sample_ids for step in store.samples.steps()] == [("t2", "t3")]
+
+
+def test_a_loss_that_ends_the_process_is_as_one_that_raises(tmp_path: Path, store: Store) -> None:
+    config = config_with(tmp_path, "if 't1' in ids: raise SystemExit(3)", batch=2)
+    fill(store, 4)
+    work_off(make_loop(config, store))
+    counts = store.status.counts()
+    assert counts.counters["samples_rejected_custom_loss_raised_SystemExit"] == 2
+    assert [step.sample_ids for step in store.samples.steps()] == [("t2", "t3")]
+
+
+def test_what_ends_the_process_in_a_step_is_a_death(store: Store) -> None:
+    fill(store, 1)
+    claimed = store.samples.claim(1, 60.0)
+    with pytest.raises(SystemExit), Deaths(store, tiny_config()).counted(claimed, lambda: "anywhere"):
+        raise SystemExit(0)
+    assert [death.place for death in store.deaths.of(["t0"])["t0"]] == ["anywhere"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+    ],
+)
+def test_memory_that_runs_out_is_no_refusal(error: Exception) -> None:
+    with pytest.raises(type(error)):
+        refusal("custom_loss", "x", error)
+    assert refusal("custom_loss", "x", RuntimeError("shapes differ")) == "custom_loss_raised_RuntimeError"
 
 
 def test_an_evaluation_that_raises_refuses_its_version_and_the_run_goes_on(

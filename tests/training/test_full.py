@@ -311,7 +311,7 @@ def test_a_refused_version_is_kept_and_training_goes_on_from_the_last_good_one(t
 def test_after_a_refusal_by_the_engine_the_base_is_the_base_again(tmp_path: Path, store: Store) -> None:
     fill(store, 2)
     loop = make_loop(whole_config(tmp_path), store)
-    loop._publisher = RefusingPublisher(store, 1)
+    loop._candidates.publisher = RefusingPublisher(store, 1)
     work_off(loop)
     base = dict(tiny_model().named_parameters())
     now = loop._trainer.state()

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import signal
 import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.training.event_file import records, step_of
 from openclaw_rl.training.gate import Readings
 from openclaw_rl.training.gatekeeper import KnownAnswer
-from openclaw_rl.training.metric_log import Events, JsonLines, MetricFile, metric_files
+from openclaw_rl.training.metric_log import Events, JsonLines, MetricFile, MetricFiles, metric_files
 from openclaw_rl.training.metric_names import BY_NAME, METRICS
 from openclaw_rl.types import StepRecord
 from tests.training.support import mixed_samples, tiny_trainer
@@ -167,3 +168,23 @@ def test_a_step_that_is_in_the_file_is_not_written_again(tmp_path: Path) -> None
     before = file.path.read_bytes()
     assert file.follow([dataclasses.replace(made(1), seconds=9.0)], {}) == 0
     assert file.path.read_bytes() == before
+
+
+def test_all_are_closed_whatever_becomes_of_one() -> None:
+    closed: list[int] = []
+
+    class File:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def follow(self, steps: Sequence[StepRecord], refused: Mapping[int, str | None]) -> int:
+            return 0
+
+        def close(self) -> None:
+            closed.append(self.number)
+            if self.number == 2:
+                raise OSError(28, "no space left")
+
+    with pytest.raises(OSError, match="no space left"), MetricFiles([File(1), File(2), File(3)]):
+        raise KeyError
+    assert sorted(closed) == [1, 2, 3]

@@ -173,7 +173,7 @@ def test_every_nth_checkpoint_is_kept_for_good_unless_refused(tmp_path: Path) ->
     config = make_config(tmp_path, batch=1, keep_checkpoints=1, save_interval=2)
     store = Store.open(config.store_path)
     loop = make_loop(config, store)
-    loop._publisher = RefusingPublisher(store, 2, 3)
+    loop._candidates.publisher = RefusingPublisher(store, 2, 3)
     loop.resume()
     for number in range(7):
         fill(store, 1, first=number)

@@ -46,7 +46,7 @@ def test_a_rollback_during_a_publication_gives_the_version_up(tmp_path: Path, st
     fresh = adapter_after(loop._trainer)
     engine = RollingBackEngine(store)
     with engine_server(engine) as url:
-        loop._publisher = EnginePublisher(store, lambda: EmbeddedEngine(url), timeout_s=30.0)
+        loop._candidates.publisher = EnginePublisher(store, lambda: EmbeddedEngine(url), timeout_s=30.0)
         loop.resume()
         assert loop.cycle()
         given_up = store.versions.get(1)
@@ -77,8 +77,8 @@ def test_candidates_that_a_rollback_gave_up_meanwhile_are_not_published(tmp_path
         store.samples.commit_step(record, version)
     engine = RollingBackEngine(store)
     with engine_server(engine) as url:
-        loop._publisher = EnginePublisher(store, lambda: EmbeddedEngine(url), timeout_s=30.0)
-        assert loop._publish_candidates()
+        loop._candidates.publisher = EnginePublisher(store, lambda: EmbeddedEngine(url), timeout_s=30.0)
+        assert loop._candidates.publish("")
     assert engine.loaded_for == [1]
     assert store.status.counts().counters["publications_overtaken"] == 1
 
@@ -91,7 +91,7 @@ def test_a_version_that_is_refused_and_given_up_at_once_is_rejected_once(tmp_pat
 
     fill(store, 2)
     loop = make_loop(make_config(tmp_path), store)
-    loop._publisher = BothPublisher(store)
+    loop._candidates.publisher = BothPublisher(store)
     work_off(loop)
     given_up = store.versions.get(1)
     assert given_up is not None

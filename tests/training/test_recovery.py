@@ -15,6 +15,7 @@ import torch
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import UnreadablePolicy
 from openclaw_rl.store import Store
+from openclaw_rl.store.outage import Patience
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import load_checkpoint
 from openclaw_rl.training.recovery import DAMAGED, NoIntactCheckpoint, line_of
@@ -77,7 +78,7 @@ def test_a_damaged_version_that_was_not_published_never_is(tmp_path: Path, store
     loop = make_loop(make_config(tmp_path), store)
     loop.resume()
     assert loop.cycle()
-    loop._publisher.fail = 99  # type: ignore[attr-defined]
+    loop._candidates.publisher.fail = 99  # type: ignore[attr-defined]
     assert loop.cycle()
     cut(Path(store.samples.steps()[-1].checkpoint) / STATE)
     make_loop(make_config(tmp_path), store).resume()
@@ -136,7 +137,7 @@ def test_what_was_rolled_back_from_is_not_taken_up_past_a_damaged_checkpoint(
     torch.testing.assert_close(again._trainer.state().weights, whole.weights, rtol=0, atol=0)
     assert "policy-v1, which it was built on, serves in its place" in caplog.text
     reasons = {version.version: version.reason for version in store.versions.all()}
-    assert reasons == {0: None, 1: None, 2: None, 3: "rolled_back", 4: "damaged"}
+    assert reasons == {0: None, 1: None, 2: "rolled_back", 3: "rolled_back", 4: "damaged"}
 
 
 def test_what_it_was_built_on_is_passed_over_where_a_person_took_it_out_of_service(
@@ -230,6 +231,48 @@ def test_a_trainer_waits_until_it_can_read_its_checkpoint_and_says_which(tmp_pat
     assert any("a batch" in words for words in told)
     assert store.versions.serving().version == 1
     store.close()
+
+
+@needs_failing
+def test_a_checkpoint_that_stays_unreadable_is_said_once_and_asked_for_ever_more_seldom(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store.open(tmp_path / "store.sqlite")
+    train(tmp_path, store, 1)
+    done: list[str] = []
+
+    class Listening(LoopReporter):
+        def working(self, activity: str, **details: Any) -> None:
+            done.append(activity)
+
+    loop = make_loop(make_config(tmp_path), store, Listening(store, LoopName.TRAINING))
+    stop = Counting(most=6)
+    loop._stop = stop
+    loop._patience = Patience(stop, loop._reporter.waiting, pause_s=1.0, max_pause_s=8.0)
+    with failing(Path(store.samples.steps()[-1].checkpoint) / STATE):
+        loop.run()
+    assert stop.waited == [1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
+    said = [record.message for record in caplog.records if record.name == "openclaw_rl.store.outage"]
+    assert len(said) == 1
+    assert said[0].startswith("waiting for")
+    assert done.count("resuming") == 1  # so that it is seen since when it waits
+    store.close()
+
+
+class Counting(threading.Event):
+    """Waits for nothing, keeps how long it was to wait, and is set after so many times."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.waited: list[float] = []
+        self._most = most
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread() and timeout is not None:
+            self.waited.append(timeout)
+            if len(self.waited) == self._most:
+                self.set()
+        return self.is_set()
 
 
 @needs_failing

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from openclaw_rl.config import Config, GateConfig, TeacherConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import load_tokenizer
+from openclaw_rl.policy_files import UnreadablePolicy
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.testing.tiny_model import build_tiny_model
 from openclaw_rl.training.batch import TokenSequence
@@ -38,6 +39,7 @@ from tests.training.support import (
     tiny_model,
     tiny_trainer,
 )
+from tests.unreadable import FAILING, failing
 from tests.training.support import teacher_prompt as tiny_prompt
 
 
@@ -264,6 +266,17 @@ def test_a_damaged_version_is_no_teacher(tmp_path: Path, tiny: Path) -> None:
     path = save_checkpoint(trainer, config.checkpoints_dir)
     (path / "adapter" / "adapter_model.safetensors").write_bytes(b"x")
     with pytest.raises(ConfigError, match="cannot be read"):
+        teacher_of(config, load_tokenizer(tiny))
+
+
+@pytest.mark.skipif(not FAILING.exists(), reason="needs /proc/self/mem")
+def test_a_version_that_cannot_be_read_for_now_is_no_error_of_the_configuration(tmp_path: Path, tiny: Path) -> None:
+    """A ConfigError would end the deployment; the next start may find the disk well."""
+    trainer = tiny_trainer()
+    trainer.step_number = 1
+    config = config_with(tmp_path, kind="frozen", version=1)
+    path = save_checkpoint(trainer, config.checkpoints_dir)
+    with failing(path / "adapter" / "adapter_model.safetensors"), pytest.raises(UnreadablePolicy):
         teacher_of(config, load_tokenizer(tiny))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,39 @@ def test_a_run_that_was_begun_is_ended_and_no_other(tmp_path: Path) -> None:
     log.close()
     log.close()
     assert fake.finished == 1
+
+
+def test_a_stop_neither_fails_by_it_nor_waits_for_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Raising(FakeWandb):
+        def finish(self) -> None:
+            raise self.Error("no")
+
+    log = WandbLog(config(tmp_path), Raising())
+    log.follow([step(1)], {})
+    log.close()
+    assert "did not take the end of the run (Error)" in caplog.text
+    released = threading.Event()
+
+    class Hanging(FakeWandb):
+        def finish(self) -> None:
+            released.wait(60)
+
+    slow = WandbLog(
+        Config.model_validate(
+            {
+                "run_dir": tmp_path / "slow",
+                "training": {"log": ["wandb"]},
+                "supervisor": {"shutdown_timeout_s": 0.2},
+            }
+        ),
+        Hanging(),
+    )
+    slow.follow([step(1)], {})
+    began = time.monotonic()
+    slow.close()
+    assert time.monotonic() - began < 30
+    assert "did not take what it still holds within 0.1 s" in caplog.text
+    released.set()
 
 
 def test_nothing_new_begins_no_run_and_units_are_those_of_the_one_module(tmp_path: Path) -> None:

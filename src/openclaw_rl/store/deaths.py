@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from sqlalchemy import select
@@ -53,3 +53,14 @@ class DeathStore:
         """A step came through with these samples: whatever the deaths before it were, they did not kill it."""
         with self._database.write() as connection:
             connection.execute(deaths.delete().where(deaths.c.turn_id.in_(turn_ids)))
+
+    def suspects(self, number: int) -> Set[str]:
+        """The samples over which there were at least `number` deaths at one place."""
+        with self._database.read() as connection:
+            query = select(deaths.c.turn_id).where(deaths.c.number >= number).distinct()
+            return set(connection.execute(query).scalars())
+
+    def acquit(self, places: Collection[str]) -> None:
+        """What died at these places was killed by a sample that is found: those beside it are suspects no longer."""
+        with self._database.write() as connection:
+            connection.execute(deaths.delete().where(deaths.c.place.in_(places), deaths.c.alone.is_(False)))

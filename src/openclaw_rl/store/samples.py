@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -116,8 +116,8 @@ class SampleStore:
         with self._database.read() as connection:
             return read_ready_owners(connection, batch_size)
 
-    def expire(self, *, before_version: int, owner: str = "") -> int:
-        """Expire the owner's ready samples drawn by a version below `before_version`; how many.
+    def expire(self, *, before_version: int, owner: str = "", spared: Collection[str] = ()) -> int:
+        """Expire the owner's ready samples drawn by a version below `before_version`, but `spared` ones; how many.
 
         A reconstructed sample has no version and never expires: its ratio is to the student before the step.
         """
@@ -127,7 +127,7 @@ class SampleStore:
                 samples.c.owner == owner,
                 samples.c.version < before_version,
             )
-            stale = list(connection.execute(query).scalars())
+            stale = [turn_id for turn_id in connection.execute(query).scalars() if turn_id not in spared]
             if stale:
                 move_samples(connection, stale, SampleState.EXPIRED, reason="stale")
             return len(stale)

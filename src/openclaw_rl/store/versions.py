@@ -180,7 +180,8 @@ class VersionStore:
     def roll_back(self, version: int, owner: str | None = None, *, reason: str = ROLLED_BACK) -> None:
         """Put an earlier version into service again, for the next request; a pin on another one is lifted.
 
-        What is gone back from keeps the reason, and is not taken up again unless somebody puts it into service.
+        What is gone back from, and past, keeps the reason, and is not taken up again unless somebody puts it into
+        service.
         Candidates that wait are rejected: they build on it.
 
         Args:
@@ -232,7 +233,9 @@ def _roll_back(connection: Connection, version: int, owner: str, reason: str) ->
     before = serving_version(connection, owner)
     _serve(connection, version, owner)
     if before > version:
-        connection.execute(update(versions).where(versions.c.version == before).values(reason=reason))
+        past = (versions.c.owner == owner) & (versions.c.version > version) & versions.c.reason.is_(None)
+        retired = versions.c.state == VersionState.RETIRED.value
+        connection.execute(update(versions).where(past & retired).values(reason=reason))
     _unpin(connection, owner, but=version)
     waiting = select(versions.c.version).where(
         versions.c.owner == owner, versions.c.state == VersionState.CANDIDATE.value

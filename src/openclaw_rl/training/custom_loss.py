@@ -82,7 +82,7 @@ class CustomLoss:
             self.given(_made_up())
         except ConfigError:
             raise
-        except Exception as error:  # whatever the user's own code raises
+        except (Exception, SystemExit) as error:  # whatever the user's own code raises
             raise ConfigError(
                 f"{OPTION}: tried on four made-up tokens, it raised {origin(error)}: {error}"
             ) from error
@@ -161,7 +161,7 @@ def given_by(
     )
     try:
         given = custom.given(inputs)
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         raise LossFailed(refusal("custom_loss", OPTION, error)) from error
     slope = torch.zeros_like(batch.weights)
     slope[acting] = given.slope

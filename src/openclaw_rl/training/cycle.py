@@ -7,15 +7,14 @@ committed and not in service is published before anything else is done.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import threading
 import time
 from collections.abc import Sequence
 from datetime import datetime
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
@@ -24,32 +23,31 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
 from openclaw_rl.store.versions import BasisChanged
 from openclaw_rl.supervision.process import LoopReporter
-from openclaw_rl.training.checkpoint import (
-    discard_uncommitted,
-    save_checkpoint,
+from openclaw_rl.training.candidates import Candidates
+from openclaw_rl.training.checkpoint import discard_uncommitted, save_checkpoint
+from openclaw_rl.training.deaths import (
+    EVALUATING,
+    STOPPING,
+    Deaths,
+    Stopped,
+    said_in_evaluation,
+    said_in_step,
+    stop_told,
 )
-from openclaw_rl.training.deaths import EVALUATING, Deaths, Stopped, said_in_evaluation, said_in_step, stop_told
-from openclaw_rl.training.due import next_owner
 from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
-from openclaw_rl.training.metric_log import metric_files
+from openclaw_rl.training.metric_log import MetricFiles, metric_files
 from openclaw_rl.training.origin import begin, check_adapter
 from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
 from openclaw_rl.training.pruning import prune
-from openclaw_rl.training.publish import (
-    PUBLISH,
-    Publisher,
-    PublishError,
-    VersionOvertaken,
-    VersionRefused,
-    candidates,
-)
+from openclaw_rl.training.publish import PUBLISH, Publisher, candidates
+from openclaw_rl.training.put_off import PutOff
 from openclaw_rl.training.recovery import resumable
 from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.trainer import StepOutcome, Trainer
-from openclaw_rl.training.turns_of_owners import Kept, KeptStates
+from openclaw_rl.training.turns_of_owners import Kept, KeptStates, Turns
 from openclaw_rl.training.window import closed_because, last_use
-from openclaw_rl.types import BASE_VERSION, InvalidTransition, LoopName, PolicyVersion, Sample, VersionState
+from openclaw_rl.types import BASE_VERSION, LoopName, Sample
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +58,6 @@ EVALUATION_PAUSE_S = 2.0
 """How long an evaluation that raised is left alone before it is asked again."""
 HINTS_TOLD = 3
 """How many of the last hints the base is told, to see what it would have said in the place of the new weights."""
-REFUSED_BY_ENGINE = "engine"
-"""Why a version never serves that the engine will not load."""
 
 
 class TrainingLoop:
@@ -82,7 +78,6 @@ class TrainingLoop:
         self._config = config
         self._store = store
         self._trainer = trainer
-        self._publisher = publisher
         self._reporter = reporter
         self._stop = stop
         self._patience = Patience(stop, reporter.waiting, pause_s=1.0, max_pause_s=30.0)
@@ -90,11 +85,15 @@ class TrainingLoop:
         self._doing = ""
         self._plain_answers = tuple(plain_answers)
         self._evaluate = load_evaluation(config.training.gate)
-        self._metric_files = metric_files(config)
+        self._metric_files = MetricFiles(metric_files(config))
         self._basis = BASE_VERSION
         self._owner: str | None = None
         self._kept = KeptStates(config.policies.states_in_memory)
-        self._fruitless: dict[str, float] = {}
+        self._put_off = PutOff()
+        self._candidates = Candidates(
+            store=store, publisher=publisher, reporter=reporter, stop=stop, put_off=self._put_off
+        )
+        self._turns = Turns(config, store, self._put_off)
 
     def run(self) -> None:
         """Go on until `stop` is set; where record or disk cannot be used, wait, then begin as after a kill."""
@@ -106,18 +105,17 @@ class TrainingLoop:
         except StoppedInOutage:
             log.info("stopped while the record could not be used")
         finally:
-            self._release()
-            for file in self._metric_files:
-                file.close()
+            with self._metric_files:
+                self._release()
 
     def _until_stopped(self) -> None:
         while not self._stop.is_set():
             try:
+                self._close_spans()
                 self.resume()
-                self._go_on()
+                self._go_on()  # what was waited for is there once a cycle came through, and no sooner
             except STORE_ERRORS as error:
                 self._wait_out(error)
-                self._patience.until_done(self._close_spans)
 
     def _wait_out(self, error: Exception) -> None:
         """Wait a while for what cannot be used, and say what that is; raise what no waiting mends."""
@@ -151,7 +149,8 @@ class TrainingLoop:
 
     def resume(self) -> None:
         """Be where the last committed step left off; the batch that a dead predecessor held is the next one."""
-        self._reporter.working("resuming")
+        if not self._patience.waiting:  # else it is said what for, since when
+            self._reporter.working("resuming")
         last = self._store.samples.last_step()
         removed = self._discard_after(last)
         begin(self._config, self._store, self._trainer)
@@ -159,7 +158,7 @@ class TrainingLoop:
         self._kept.clear()
         if not self._config.policies.owned:
             self._turn_to("")
-        self._log_metrics()
+        self._metric_files.follow(self._store)
         log.info("at step %d; %d leftovers removed", last, len(removed))
 
     def _discard_after(self, last_step: int) -> list[str]:
@@ -169,12 +168,14 @@ class TrainingLoop:
 
     def cycle(self) -> bool:
         """Do the next thing there is to do; False where there was nothing."""
-        if self._held_by_a_pin() or not self._publish_candidates():
+        if self._held_by_a_pin():
             return False
-        owner = self._whose_turn()
+        self._candidates.publish("")
+        owner = self._turns.next(self._reporter)
         if owner is None:
             return False
-        self._turn_to(owner)
+        if not self._turn_to(owner):
+            return True
         self._expire_stale()
         samples = self._claim_due()
         if not samples:
@@ -183,7 +184,7 @@ class TrainingLoop:
         if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
             self._store.status.count("steps_refused")
-        elif self._commit(samples, outcome) and self._publish_candidates():
+        elif self._commit(samples, outcome) and self._candidates.publish(self._owner or ""):
             self._follow_service()
             prune(self._config, self._store, self._owner or "")
         return True
@@ -197,72 +198,28 @@ class TrainingLoop:
             self._reporter.waiting(f"the pin on {pinned.name} to be lifted (openclaw-rl policy unpin)")
         return pinned is not None
 
-    def _publish_candidates(self) -> bool:
-        """Put what is committed into service; False where that has to be tried again later."""
-        while (version := self._next_candidate()) is not None:
-            try:
-                self._publisher.publish(version, partial(self._wait_for_engine, version.name))
-            except VersionRefused as error:
-                self._reject_version(version, error)
-            except VersionOvertaken as error:
-                log.warning("%s: training goes on from the version in service", error)
-                self._store.status.count("publications_overtaken")
-            except PublishError as error:
-                log.warning("%s", error)
-                self._store.status.count("publish_failures")
-                self._reporter.waiting(f"another try to publish {version.name}: {error}")
-                return False
-        return True
+    def _turn_to(self, owner: str) -> bool:
+        """Have this owner's policy in the trainer, as its version in service is; False where that is put off.
 
-    def _wait_for_engine(self, name: str) -> None:
-        if self._stop.is_set():  # so is the engine, or it will be
-            raise Stopped(f"before {name} was in service; the next start puts it there")
-        self._reporter.waiting(f"the engine to load {name}")
-
-    def _next_candidate(self) -> PolicyVersion | None:
-        """The oldest candidate now: a rollback during the last publication may have given up those that waited."""
-        pinned = self._store.versions.pinned_owners()
-        return next((one for one in candidates(self._store) if one.owner not in pinned), None)
-
-    def _reject_version(self, version: PolicyVersion, error: VersionRefused) -> None:
-        """Give up a version that the engine will never load, and go on from the last one that was not given up.
-
-        Its step stays committed: the samples are spent (trained, once), and its number is not used again. What they
-        taught is gone with the weights, because to train on from weights that nobody can sample from would teach the
-        policy by the answers of another one.
+        A file of one owner's that cannot be read stops nobody else.
         """
-        log.error("%s; it is rejected, and training goes on from the version before it", error)
-        with contextlib.suppress(InvalidTransition):  # somebody rolled back meanwhile: it is rejected already
-            self._store.versions.reject(version.version, REFUSED_BY_ENGINE)
-        self._store.status.count("versions_refused")
-
-    def _whose_turn(self) -> str | None:
-        """The owner whose batch is next; None where none is due. The shared policy has all turns to itself."""
-        if not self._config.policies.owned:
-            return ""
-        rollout, pinned = self._config.rollout, self._store.versions.pinned_owners()
-        begun = [owner for owner in self._store.samples.claiming_owners() if owner and owner not in pinned]
-        if begun:  # the batch that a dead predecessor held
-            return begun[0]
-        ready = self._store.samples.ready_owners(rollout.batch_size)
-        learning = [one for one in ready if one.owner and one.owner not in pinned]
-        self._fruitless = {one.owner: self._fruitless[one.owner] for one in ready if one.owner in self._fruitless}
-        owner = next_owner(learning, time.time(), rollout, self._fruitless)
-        if owner is None:
-            held = len(ready) - len(learning)
-            words = f"a full batch of an owner: {len(learning)} have samples" + f", {held} are held" * bool(held)
-            self._reporter.waiting(words, ready=sum(one.count for one in learning), owners=len(learning))
-        return owner
-
-    def _turn_to(self, owner: str) -> None:
-        """Have this owner's policy in the trainer, as its version in service is."""
-        if owner == self._owner:
-            self._follow_service()
-            return
-        if self._owner is not None:
-            self._kept.put(self._owner, Kept(version=self._basis, state=self._trainer.state()))
-        self._owner = owner
-        self._restore()
+        try:
+            if owner == self._owner:
+                self._follow_service()
+                return True
+            if self._owner is not None:
+                self._kept.put(self._owner, Kept(version=self._basis, state=self._trainer.state()))
+            self._owner = None  # nobody's, where the next line does not come to its end
+            self._restore(owner)
+            self._owner = owner
+        except UnreadablePolicy as error:
+            if not owner:
+                raise
+            if self._put_off.put(owner, f"{error.filename} to be readable ({error.strerror})"):
+                log.error("one owner's policy is not trained meanwhile: %s", error)
+            return False
+        self._put_off.done(owner)
+        return True
 
     def _follow_service(self) -> None:
         """Train on from the version in service, whichever that is by now.
@@ -271,14 +228,14 @@ class TrainingLoop:
         one: to train on from weights that nobody samples from would teach the policy by the answers of another.
         """
         if self._store.versions.serving(self._owner or "").version != self._basis:
-            self._restore()
+            self._restore(self._owner or "")
 
-    def _restore(self) -> None:
-        """Take the weights of the version in service, or of the candidate that waits; count on from the last step.
+    def _restore(self, owner: str) -> None:
+        """Take the weights of an owner's version in service, or of the candidate that waits; count on from the last.
 
         A checkpoint that is not what was written takes its version out of service; one that cannot be read does not.
         """
-        owner, last = self._owner or "", self._store.samples.last_step()
+        last = self._store.samples.last_step()
         basis = next(iter(reversed(candidates(self._store, owner))), self._store.versions.serving(owner)).version
         kept = self._kept.take(owner, basis) or self._read_from_disk(owner, basis)
         self._trainer.restore(dataclasses.replace(kept.state, step=last), weights_version=kept.version)
@@ -296,7 +253,8 @@ class TrainingLoop:
         trainer = self._trainer
         oldest = trainer.own.oldest_allowed(trainer.step_number, self._config.training.max_staleness)
         owner = self._owner or ""
-        expired = self._store.samples.expire(before_version=oldest, owner=owner) if oldest > 0 else 0
+        spared = self._deaths.suspects()
+        expired = self._store.samples.expire(before_version=oldest, owner=owner, spared=spared) if oldest > 0 else 0
         if expired:
             log.info("%d samples were drawn by versions before %d and expired", expired, oldest)
 
@@ -317,8 +275,7 @@ class TrainingLoop:
         if closed is not None:
             self._reporter.waiting(closed, ready=ready.count)
             return []
-        if owner:
-            self._fruitless[owner] = time.time()
+        self._turns.taken(owner)
         training = self._config.training
         claimed = claims or self._store.samples.claim(
             decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
@@ -331,14 +288,27 @@ class TrainingLoop:
                 self._store.status.count("samples_unusable")
         return [sample for sample in claimed if sample.turn_id not in obstacles]
 
+    def _say(self, words: str, stopped: str, **details: Any) -> None:
+        """Say what is done next over a batch.
+
+        Raises:
+            Stopped: the process was told to stop; who is killed after that is not to be found at work on the batch.
+        """
+        if not self._stop.is_set():
+            self._reporter.working(words, **details)
+            if not self._stop.is_set():
+                return
+            self._reporter.working(STOPPING)  # told between the two
+        raise Stopped(stopped)
+
     def _step(self, samples: list[Sample]) -> StepOutcome:
         step = self._trainer.step_number + 1
 
         def progress(doing: str) -> None:
-            if self._stop.is_set():
-                raise Stopped("in the middle of a step; its samples wait again")
             self._doing = doing
-            self._reporter.working(said_in_step(step, doing), step=step, samples=len(samples))
+            told = "in the middle of a step; its samples wait again"
+            owner = self._owner or ""
+            self._say(said_in_step(step, doing), told, step=step, samples=len(samples), owner=owner)
 
         progress("starting")
         with (
@@ -370,7 +340,7 @@ class TrainingLoop:
         checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
         if outcome.refused is None and self._evaluate is not None:
             outcome = self._evaluated(samples, outcome, self._evaluate, weights_of(checkpoint).directory)
-        self._deaths.survived(samples)
+        self._patience.until_done(lambda: self._deaths.survived(samples))
         self._reporter.working(f"committing step {outcome.step}")
         record, version = rows_of(samples, outcome, checkpoint, owner)
         try:
@@ -380,12 +350,12 @@ class TrainingLoop:
             self._store.status.count("steps_overtaken")
             self._store.samples.release_claims()
             self._discard_after(outcome.step - 1)
-            self._restore()
+            self._restore(owner)
             return False
-        self._log_metrics()
+        self._metric_files.follow(self._store)
         if outcome.refused is not None:
             log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
-            self._restore()
+            self._restore(owner)
             return True
         self._basis = version.version
         self._trainer.own = self._trainer.own.and_then(outcome.step)
@@ -399,13 +369,7 @@ class TrainingLoop:
             if self._stop.wait(EVALUATION_PAUSE_S):
                 raise Stopped("while a version was evaluated; its samples wait again")
 
-        self._reporter.working(said_in_evaluation(outcome.step))
+        told = "before a version was evaluated; its samples wait again"
+        self._say(said_in_evaluation(outcome.step), told, owner=self._owner or "")
         with self._deaths.counted(samples, lambda: EVALUATING):
             return evaluated(outcome, evaluate, version, self._config.training.gate, pause)
-
-    def _log_metrics(self) -> None:
-        """Bring the files of metrics up to what is committed."""
-        steps = self._store.samples.steps()
-        refused = {v.version: v.reason for v in self._store.versions.all() if v.state is VersionState.REJECTED}
-        for file in self._metric_files:
-            file.follow(steps, refused)

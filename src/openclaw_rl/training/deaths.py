@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import logging
 import re
+import select
+import signal
+import socket
 import sqlite3
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,6 +25,7 @@ from openclaw_rl.config import LossConfig, TrainingConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.extensions import origin
 from openclaw_rl.store import Store
+from openclaw_rl.store.deaths import Death
 from openclaw_rl.store.outage import StoppedInOutage, outage_of
 from openclaw_rl.supervision.process import Reports
 from openclaw_rl.training.advantages import group_of
@@ -33,6 +37,11 @@ KILLS_TRAINER = "kills_trainer"
 """Why samples are rejected over which the trainer dies, with nothing beside them."""
 EVALUATING = "evaluating"
 """The place of a death in the user's own evaluation."""
+STOPPING = "stopping"
+"""What is said once the process is told to stop."""
+_PASS = re.compile(r", pass \d+ of \d+$")
+"""How a place ends that is one of several passes."""
+_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 _LOOK_S = 0.25
 _IN_STEP = re.compile(r"training step \d+: (?P<doing>.+)", re.DOTALL)
 _IN_EVALUATION = re.compile(rf"{EVALUATING} version \d+")
@@ -58,6 +67,11 @@ def place_of(said: str) -> str | None:
         return EVALUATING
     found = _IN_STEP.fullmatch(said)
     return None if found is None else found["doing"]
+
+
+def kind_of(place: str) -> str:
+    """A place without which of several passes it was."""
+    return _PASS.sub("", place)
 
 
 def units(samples: Sequence[Sample], loss: LossConfig) -> list[list[Sample]]:
@@ -86,7 +100,8 @@ def count_killed(store: Store, config: TrainingConfig) -> None:
         place = None if said is None else place_of(said.activity)
         if place is None:
             return
-        for owner in store.samples.claiming_owners():
+        at_work = said.details.get("owner") if said is not None else None
+        for owner in store.samples.claiming_owners() if at_work is None else [at_work]:
             held = store.samples.take_up_claims(config.lease_s, owner)
             if held:
                 Deaths(store, config).note(held, place)
@@ -96,23 +111,45 @@ def count_killed(store: Store, config: TrainingConfig) -> None:
 def stop_told(stop: threading.Event, reporter: Reports) -> Iterator[None]:
     """Say that the process stops once it is told to: who is killed after that took too long, and died of no batch.
 
-    From a thread, because one pass through a model may take longer than the supervisor waits.
+    From a thread, and by the signal itself: the handler that sets `stop` runs only between two instructions of the
+    main thread's, and one pass backward, which is one, may take longer than the supervisor waits. `stop` is left to
+    the handler, for which a second signal is another thing than the first.
     """
+    heard, wake = socket.socketpair()
     ended = threading.Event()
+
+    def told() -> bool:
+        ready, _, _ = select.select([heard], [], [], _LOOK_S)
+        return stop.is_set() or bool(ready and _SIGNALS.intersection(heard.recv(64)))
 
     def tell() -> None:
         while not ended.is_set():
-            if stop.wait(_LOOK_S):
-                reporter.working("stopping")
+            if told():
+                reporter.working(STOPPING)
                 return
 
+    wake.setblocking(False)
     thread = threading.Thread(target=tell, name="stop-told", daemon=True)
-    thread.start()
+    with heard, wake, _woken_by_signals(wake.fileno()):
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+
+@contextmanager
+def _woken_by_signals(descriptor: int) -> Iterator[None]:
+    """Have the number of each signal written there when it comes; of signals, only the main thread may say that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
     try:
         yield
     finally:
-        ended.set()
-        thread.join()
+        signal.set_wakeup_fd(before)
 
 
 class Deaths:
@@ -133,7 +170,7 @@ class Deaths:
         """What is raised inside ends the process, and counts as a death at `place()` over `samples`."""
         try:
             yield
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # the user's own code may say sys.exit()
             if not _is_no_death(error):
                 log.error("in a step: %s", origin(error))
                 self.note(samples, place())
@@ -145,23 +182,47 @@ class Deaths:
         if self._store.deaths.of(ids):
             self._store.deaths.forget(ids)
 
+    def suspects(self) -> Set[str]:
+        """Samples that wait to be tried alone: for as long as that takes, they are not too old."""
+        return self._store.deaths.suspects(self._config.max_deaths)
+
+    def _against(self, samples: Sequence[Sample]) -> Mapping[str, Sequence[Death]]:
+        """By sample, the deaths that are enough to speak against it."""
+        found = self._store.deaths.of([sample.turn_id for sample in samples])
+        return {name: [one for one in over if one.number >= self._config.max_deaths] for name, over in found.items()}
+
+    def _killers(self, claimed: Sequence[Sample]) -> tuple[list[Sample], set[str]]:
+        """Those with enough deaths in one kind of place, the last of them alone; and all places of that kind.
+
+        Which pass it was tells the batch that kills from one that is killed by chance; alone, there are fewer passes.
+        """
+        found = self._store.deaths.of([sample.turn_id for sample in claimed])
+        against = self._against(claimed)
+        killers, places = [], set()
+        for one in claimed:
+            over = found.get(one.turn_id, ())
+            kinds = {kind_of(death.place) for death in against.get(one.turn_id, ())}
+            kinds &= {kind_of(death.place) for death in over if death.alone}
+            if kinds:
+                killers.append(one)
+                places |= {death.place for death in over if kind_of(death.place) in kinds}
+        return killers, places
+
     def sift(self, claimed: Sequence[Sample]) -> list[Sample]:
         """Of claimed samples those to be trained now; the others were rejected, or given back to be tried later.
 
         Those over which the trainer died `max_deaths` times at one place are tried one (one group) at a time: the
         batch may have been too large as a whole, and most of it is innocent. What kills it alone is rejected.
         """
-        found = self._store.deaths.of([sample.turn_id for sample in claimed])
-        against = {
-            turn_id: [death for death in over if death.number >= self._config.max_deaths]
-            for turn_id, over in found.items()
-        }
-        killers = [one for one in claimed if any(death.alone for death in against.get(one.turn_id, ()))]
+        killers, places = self._killers(claimed)
         if killers:
             log.error("the trainer dies over them alone: rejected as %s: %s", KILLS_TRAINER, _named(killers))
-            self._store.samples.reject([one.turn_id for one in killers], reason=KILLS_TRAINER)
+            with self._store.together():
+                self._store.samples.reject([one.turn_id for one in killers], reason=KILLS_TRAINER)
+                self._store.deaths.acquit(places)
         gone = {one.turn_id for one in killers}
         left = [one for one in claimed if one.turn_id not in gone]
+        against = self._against(left)
         suspects = [one for one in left if against.get(one.turn_id)]
         if not suspects:
             return left
@@ -173,7 +234,7 @@ class Deaths:
         return kept
 
 
-def _is_no_death(error: Exception) -> bool:
+def _is_no_death(error: Exception | SystemExit) -> bool:
     """Whether it is an ordinary end, or the fault of the record or of the configuration."""
     passing = isinstance(error, Stopped | StoppedInOutage | ConfigError | SQLAlchemyError | sqlite3.Error)
     return passing or outage_of(error) is not None

@@ -79,5 +79,5 @@ def _asked(evaluate: Evaluation, version: Path) -> float:
     try:
         with torch.random.fork_rng(devices=[]):
             return float(evaluate(version))
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises
         raise EvaluationFailed(refusal("evaluation", OPTION, error)) from error

@@ -68,9 +68,9 @@ class Gradients:
             meter.add_terms(terms, weights, same_version=untouched, first=first)
             return (terms.total * weights).sum()
 
-        for pack in self.scorer.plan(batch.acting, self.config.max_tokens_per_micro_batch):
-            self._accumulate(pack, loss, seen)
-            self.progress("computing gradients")
+        packs = self.scorer.plan(batch.acting, self.config.max_tokens_per_micro_batch)
+        for number, pack in enumerate(packs, 1):
+            self._accumulate(pack, loss, f"computing gradients, pass {number} of {len(packs)}", seen)
 
     def of_retries(self, batch: TrainBatch, meter: Meter) -> None:
         """The likelihood of the accepted retries, or their forward KL, weighted by `w_retry`."""
@@ -85,12 +85,22 @@ class Gradients:
             meter.total("loss_retry", float(total.detach()))
             return total
 
-        for pack in self.scorer.plan(batch.demos, self.config.max_tokens_per_micro_batch):
-            self._accumulate(pack, loss)
-            self.progress("computing gradients of accepted retries")
+        packs = self.scorer.plan(batch.demos, self.config.max_tokens_per_micro_batch)
+        for number, pack in enumerate(packs, 1):
+            self._accumulate(pack, loss, f"computing gradients of accepted retries, pass {number} of {len(packs)}")
 
-    def _accumulate(self, pack: Pack, loss: PieceLoss, seen: Callable[[Tensor, Tensor], None] | None = None) -> None:
-        """One pass forward and backward; between the two, `seen` is shown the hidden states and their places."""
+    def _accumulate(
+        self,
+        pack: Pack,
+        loss: PieceLoss,
+        doing: str,
+        seen: Callable[[Tensor, Tensor], None] | None = None,
+    ) -> None:
+        """One pass forward and backward; between the two, `seen` is shown the hidden states and their places.
+
+        `doing` says which pass it is: a batch that kills the trainer does so in the same one each time (`deaths`).
+        """
+        self.progress(doing)
         hidden = self.scorer.hidden(pack, Mode.STUDENT)
         if seen is not None:
             seen(hidden.detach(), pack.flat)
@@ -103,7 +113,7 @@ class Gradients:
             value.backward()  # type: ignore[no-untyped-call]
             if cut.grad is not None:
                 gradient[piece] = cut.grad
-        self.progress("computing gradients")
+        self.progress(doing)
         hidden.backward(gradient)  # type: ignore[no-untyped-call]
 
     def _read(self, sequences: Sequence[TokenSequence], row: Tensor) -> Tensor:

@@ -10,14 +10,16 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.store import Store
 from openclaw_rl.training import event_file
 from openclaw_rl.training.wandb_log import WandbLog, load_wandb
-from openclaw_rl.types import StepRecord
+from openclaw_rl.types import StepRecord, VersionState
 
 SECONDS = "seconds"
 """How long the step took; told beside the metrics of `metric_names`."""
@@ -161,6 +163,32 @@ def metric_files(config: Config) -> list[Follower]:
     kinds = dict.fromkeys(config.training.log)
     files: list[Follower] = [MetricFile(*places[kind]) for kind in kinds if kind in places]
     return [*files, WandbLog(config, load_wandb())] if "wandb" in kinds else files
+
+
+class MetricFiles:
+    """All of them at once; as a context, closed at its end, each whatever comes of the others."""
+
+    def __init__(self, files: Sequence[Follower]) -> None:
+        """`files`: those of `metric_files`."""
+        self._files = files
+        self._closing = ExitStack()
+        for file in files:
+            self._closing.callback(file.close)
+
+    def follow(self, store: Store) -> None:
+        """Bring the files up to what is committed."""
+        steps = store.samples.steps()
+        refused = {v.version: v.reason for v in store.versions.all() if v.state is VersionState.REJECTED}
+        for file in self._files:
+            file.follow(steps, refused)
+
+    def __enter__(self) -> MetricFiles:
+        """Nothing is opened before there is something to write."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Close them, also where something was raised."""
+        self._closing.close()
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float]:

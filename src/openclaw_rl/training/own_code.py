@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 
 import torch
 
@@ -15,9 +16,18 @@ log = logging.getLogger(__name__)
 MAX_REASON = 46
 """Characters of a reason that still make a counter's name with `samples_rejected_` before them."""
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
+_NO_CPU_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory")
+"""What torch says on a CPU, where what it raises is a plain RuntimeError."""
 
 
-def refusal(what: str, option: str, error: Exception) -> str:
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on whichever device."""
+    return isinstance(error, OUT_OF_MEMORY) or (
+        isinstance(error, RuntimeError) and _NO_CPU_MEMORY.search(str(error)) is not None
+    )
+
+
+def refusal(what: str, option: str, error: Exception | SystemExit) -> str:
     """Why a step is refused in which `what`, the function that `option` names, raised: `evaluation_raised_KeyError`.
 
     At start-up such a thing is an error of configuration; in a run it may be about this one batch, and training goes
@@ -26,7 +36,7 @@ def refusal(what: str, option: str, error: Exception) -> str:
     Raises:
         Exception: `error`, where it is not about the function: memory ran out, or a disk.
     """
-    if isinstance(error, OUT_OF_MEMORY) or outage_of(error) is not None:
+    if out_of_memory(error) or outage_of(error) is not None:
         raise error
     log.error("%s raised %s", option, origin(error))
     log.debug("%s raised", option, exc_info=error)

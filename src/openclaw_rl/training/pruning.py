@@ -6,16 +6,23 @@ from openclaw_rl.config import Config
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import prune_checkpoints
 from openclaw_rl.training.own_steps import root_of
+from openclaw_rl.training.recovery import line_of
 from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.types import VersionState
 
 
 def prune(config: Config, store: Store, owner: str) -> None:
-    """Remove all checkpoints but the last, those in use, those kept for good, and the last refused ones."""
+    """Remove all checkpoints but the last, those in use, those kept for good, and the last refused ones.
+
+    In use are also the last of those that the version in service was built on: training goes back to them where its
+    own is damaged, however many refused ones are newer.
+    """
     keep, interval = config.training.keep_checkpoints, config.training.save_interval
     needed = {VersionState.SERVING, VersionState.CANDIDATE}
     versions = store.versions.of(owner)
     in_use = {version.step for version in versions if version.state in needed or version.pinned}
+    line = line_of(store.versions.serving(owner).version, versions, store.versions.states_since())
+    in_use |= {version.step for version in line[:keep]}
     frozen = frozen_version(config.training.teacher)
     in_use |= set() if frozen is None else {frozen}
     refused = [version.step for version in versions if version.state is VersionState.REJECTED]

@@ -10,7 +10,6 @@ from openclaw_rl.judging.hints import insert_hint
 from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
 from openclaw_rl.policy_files import (
     CorruptPolicy,
-    UnreadablePolicy,
     Weights,
     WeightsKind,
     verify_manifest,
@@ -98,7 +97,12 @@ def teacher_prompt(renderer: Renderer, teacher: TeacherConfig | None = None) -> 
 
 
 def _checkpointed(config: Config, version: int) -> Weights:
-    """The files of a version of this run, checked, and that they are of what this run trains."""
+    """The files of a version of this run, checked, and that they are of what this run trains.
+
+    Raises:
+        ConfigError: they are not there, not what was written, or of another kind.
+        UnreadablePolicy: the system does not let them be read. They may be sound: the next start tries again.
+    """
     checkpoints, option = config.checkpoints_dir, f"training.teacher.version = {version}"
     directory = checkpoint_path(checkpoints, version)
     if not directory.is_dir():
@@ -108,7 +112,7 @@ def _checkpointed(config: Config, version: int) -> Weights:
     try:
         found = weights_of(directory)
         verify_manifest(found.directory)
-    except (CorruptPolicy, UnreadablePolicy) as error:
+    except CorruptPolicy as error:
         raise ConfigError(f"{option} cannot be read: {error}") from error
     if (found.kind is WeightsKind.LORA) is not config.training.use_lora:
         own = str(config.training.use_lora).lower()

@@ -1,10 +1,17 @@
-"""What is kept at hand of the policies whose turn (`due`) it is not, so that one trainer serves many owners."""
+"""Whose turn it is, and what is kept at hand of the others' policies, so that one trainer serves many owners."""
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from openclaw_rl.config import Config
+from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import Reports
+from openclaw_rl.training.due import next_owner
+from openclaw_rl.training.publish import candidates
+from openclaw_rl.training.put_off import PutOff
 from openclaw_rl.training.trainer import TrainerState
 
 
@@ -41,3 +48,47 @@ class KeptStates:
     def clear(self) -> None:
         """Keep nothing."""
         self._states.clear()
+
+
+class Turns:
+    """Gives the owners their turns (`due`). The shared policy, "", has all turns to itself."""
+
+    def __init__(self, config: Config, store: Store, put_off: PutOff) -> None:
+        """`put_off`: those for whom something failed have no turn till it is tried again."""
+        self._config = config
+        self._store = store
+        self._put_off = put_off
+        self._fruitless: dict[str, float] = {}
+
+    def taken(self, owner: str) -> None:
+        """An owner has a turn now, whatever comes of it."""
+        if owner:
+            self._fruitless[owner] = time.time()
+
+    def next(self, reporter: Reports) -> str | None:
+        """The owner whose batch is next; None, and said why, where nobody is to be trained now."""
+        unpublished = {version.owner for version in candidates(self._store)}  # not trained before they are in service
+        if not self._config.policies.owned:
+            if not unpublished:
+                return ""
+            reporter.waiting(self._put_off.words("") or "what was trained to be in service")
+            return None
+        rollout = self._config.rollout
+        held = unpublished | self._store.versions.pinned_owners() | self._put_off.owners()
+        begun = [owner for owner in self._store.samples.claiming_owners() if owner and owner not in held]
+        if begun:  # the batch that a dead predecessor held
+            return begun[0]
+        ready = self._store.samples.ready_owners(rollout.batch_size)
+        learning = [one for one in ready if one.owner and one.owner not in held]
+        self._fruitless = {one.owner: self._fruitless[one.owner] for one in ready if one.owner in self._fruitless}
+        owner = next_owner(learning, time.time(), rollout, self._fruitless)
+        if owner is None:
+            passed = len(ready) - len(learning)
+            words = f"a full batch of an owner: {len(learning)} have samples" + f", {passed} are held" * bool(passed)
+            again = [
+                words for one in sorted(self._put_off.owners()) if (words := self._put_off.words(one)) is not None
+            ]
+            reporter.waiting(
+                "; ".join([words, *again[:1]]), ready=sum(one.count for one in learning), owners=len(learning)
+            )
+        return owner

@@ -12,6 +12,7 @@ import json
 import logging
 import math
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "wandb"
 STATE = "openclaw-rl.json"
+CLOSING = 0.5
+"""The share of `supervisor.shutdown_timeout_s` within which W&B has to end a run."""
 
 
 def load_wandb(package: str = "wandb") -> Any:
@@ -55,6 +58,7 @@ class WandbLog:
         self._training = config.training
         self._run_dir = config.run_dir
         self._state_path = config.run_dir / FOLDER / STATE
+        self._closing_s = CLOSING * config.supervisor.shutdown_timeout_s
         self._run: Any = None
         self._run_id, self._last = _state(self._state_path)
 
@@ -76,10 +80,18 @@ class WandbLog:
         return len(new)
 
     def close(self) -> None:
-        """Let W&B send what it still holds, and mark the run as ended: nobody else does at the end of the process."""
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
+        """Let W&B send what it still holds, and mark the run as ended: nobody else does at the end of the process.
+
+        A stop is not to fail by it, nor to take longer than the supervisor waits: it has `CLOSING` of that time.
+        """
+        run, self._run = self._run, None
+        if run is None:
+            return
+        ending = threading.Thread(target=_finish, args=(run,), name="wandb-finish", daemon=True)
+        ending.start()
+        ending.join(self._closing_s)
+        if ending.is_alive():
+            logger.warning("W&B did not take what it still holds within %.1f s", self._closing_s)
 
     def _started(self) -> Any:
         """The run, begun or gone on with. It is told no configuration but what metrics are in: paths stay here."""
@@ -98,6 +110,13 @@ class WandbLog:
         self._state_path.parent.mkdir(parents=True, exist_ok=True)
         write_private(self._state_path, json.dumps({"run_id": self._run_id, "last_step": step}) + "\n")
         self._last = step
+
+
+def _finish(run: Any) -> None:
+    try:
+        run.finish()
+    except Exception as error:  # noqa: BLE001 - whatever the package raises: all steps are in the store
+        logger.warning("W&B did not take the end of the run (%s)", type(error).__name__)
 
 
 def _state(path: Path) -> tuple[str, int]:
