@@ -27,7 +27,8 @@ from openclaw_rl.models import resolve_model
 from openclaw_rl.serving.engines.openai.client import OpenAIEngine
 from openclaw_rl.serving.engines.protocol import ChatRequest, Engine, InvalidEngineRequest
 from openclaw_rl.serving.engines.rendering import Renderer
-from openclaw_rl.serving.engines.vllm.launch import EXTENSION, find_python, server_environment
+from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION
+from openclaw_rl.serving.engines.vllm.launch import find_python, server_environment
 from openclaw_rl.types import SamplingParams
 from tests.engines.contract import STORY, EngineContract, conversation
 from tests.engines.harness import EngineHarness, Stream, answer, free_port

@@ -85,9 +85,8 @@ class Turns:
         if owner is None:
             passed = len(ready) - len(learning)
             words = f"a full batch of an owner: {len(learning)} have samples" + f", {passed} are held" * bool(passed)
-            again = [
-                words for one in sorted(self._put_off.owners()) if (words := self._put_off.words(one)) is not None
-            ]
+            put_off = (self._put_off.words(one) for one in sorted(self._put_off.owners()))
+            again = [reason for reason in put_off if reason is not None]
             reporter.waiting(
                 "; ".join([words, *again[:1]]), ready=sum(one.count for one in learning), owners=len(learning)
             )
