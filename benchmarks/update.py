@@ -49,6 +49,8 @@ SGLANG_ON_CPU = (
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "8192", "--skip-server-warmup"),
 )
 """What SGLang wants to be told where there is no GPU."""
+SGLANG_PYTHON_ON_CPU = Path(__file__).resolve().parents[1] / ".venv-sglang-test/bin/python"
+"""Where it runs there at all: beside the tests' stand-in for its kernels (`make sglang-test-venv`)."""
 AROUND_S = {"embedded": 40.0, "vllm": 100.0, "sglang": 320.0}
 """What a row is expected to take before and after it is measured: kept back, so that no row measures in another's."""
 UNKNOWN = (
@@ -155,6 +157,7 @@ def config_of(case: Case, arguments: argparse.Namespace, run_dir: Path) -> Confi
     }
     if case.engine == "sglang" and choose_device(Config().model.device, available_devices()) == "cpu":
         chosen["engine.extra_args"] = list(SGLANG_ON_CPU)
+        chosen["engine.sglang.python"] = str(SGLANG_PYTHON_ON_CPU)
     if case.kind == "full":
         chosen["training.use_lora"] = False
         chosen["training.lr"] = 1e-5
