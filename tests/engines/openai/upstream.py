@@ -106,6 +106,7 @@ def listening(*replies: Reply, **more: Any) -> Iterator[Upstream]:
         def _stream(self, reply: Reply) -> None:
             self.send_header("content-type", "text/event-stream")
             self.send_header("transfer-encoding", "chunked")
+            self.send_header("connection", "close")
             self.end_headers()
             try:
                 for event in [*reply.events, *([] if reply.cut else ["[DONE]"])]:

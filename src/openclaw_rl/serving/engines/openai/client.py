@@ -158,17 +158,9 @@ class OpenAIEngine:
 
     @contextlib.asynccontextmanager
     async def _stream(self, body: bytes) -> AsyncIterator[httpx.Response]:
-        """Ask once; and once more where the connection went before a word came back.
-
-        A server may close a kept connection in the moment that a request is put on it. An answer has no effect
-        upstream but its cost, so it may be asked for again.
-        """
         headers = {"content-type": "application/json"}
         request = self._client.build_request("POST", "chat/completions", content=body, headers=headers)
-        try:
-            response = await self._client.send(request, stream=True)
-        except _CLOSED_MEANWHILE:
-            response = await self._client.send(request, stream=True)
+        response = await self._send(request, stream=True)
         try:
             yield response
         finally:
@@ -286,7 +278,7 @@ class OpenAIEngine:
     async def _list(self) -> frozenset[str]:
         """The names of the upstream's models; none where it has no list."""
         with self._told_of_faults():
-            response = await self._client.get("models", timeout=QUICK_S)
+            response = await self._send(self._client.build_request("GET", "models", timeout=QUICK_S))
         if response.status_code in _NO_LIST:
             self._listed = None
         elif response.status_code != 200:
@@ -346,7 +338,18 @@ class OpenAIEngine:
 
     async def _post(self, path: str, body: Mapping[str, Any], timeout_s: float) -> httpx.Response:
         with self._told_of_faults():
-            return await self._client.post(path, json=body, timeout=timeout_s)
+            return await self._send(self._client.build_request("POST", path, json=body, timeout=timeout_s))
+
+    async def _send(self, request: httpx.Request, *, stream: bool = False) -> httpx.Response:
+        """Ask; and once more where the connection went before a word came back.
+
+        A server may close a kept connection in the moment that a request is put on it. Whatever is asked here may be
+        asked again: an answer costs, a version that is there already stays there.
+        """
+        try:
+            return await self._client.send(request, stream=stream)
+        except _CLOSED_MEANWHILE:
+            return await self._client.send(request, stream=stream)
 
     @contextlib.contextmanager
     def _told_of_faults(self) -> Iterator[None]:
