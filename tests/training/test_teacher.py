@@ -39,8 +39,8 @@ from tests.training.support import (
     tiny_model,
     tiny_trainer,
 )
-from tests.unreadable import FAILING, failing
 from tests.training.support import teacher_prompt as tiny_prompt
+from tests.unreadable import FAILING, failing
 
 
 def trainer_with(teacher: TeacherOf, **values: Any) -> Trainer:

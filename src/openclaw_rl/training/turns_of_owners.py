@@ -85,9 +85,7 @@ class Turns:
         if owner is None:
             passed = len(ready) - len(learning)
             words = f"a full batch of an owner: {len(learning)} have samples" + f", {passed} are held" * bool(passed)
-            again = [
-                words for one in sorted(self._put_off.owners()) if (words := self._put_off.words(one)) is not None
-            ]
+            again = [self._put_off.words(one) or "" for one in sorted(self._put_off.owners())]
             reporter.waiting(
                 "; ".join([words, *again[:1]]), ready=sum(one.count for one in learning), owners=len(learning)
             )
