@@ -50,7 +50,7 @@ def test_what_is_missing_is_what_is_needed_and_not_there_in_every_combination() 
     settings = list(itertools.product(FLAGS, FLAGS, FLAGS, kinds, FLAGS))
     offers = list(itertools.product(itertools.product(FLAGS, repeat=len(NAMES)), (None, 99, 100)))
     for trains, lora, verdicts, in_service, owned in settings:
-        needed = {"token_ids": trains, "logprobs": trains, "score": verdicts, "tools": False}
+        needed = {"token_ids": trains, "logprobs": trains, "score": verdicts, "tools": False, "render": False}
         needed["lora_versions"] = (trains and lora) or in_service is WeightsKind.LORA or owned
         needed["full_weights"] = (trains and not lora) or in_service is WeightsKind.FULL
         needed["base_beside"] = needed["full_weights"]  # both judges here ask the base
