@@ -114,6 +114,8 @@ def test_the_demo_refuses_what_it_cannot_do(capsys: pytest.CaptureFixture[str]) 
         (["up", "--trainng.lr", "1"], "--training.lr"),
         (["up", "--lrr", "1"], "--lr"),
         (["up", "--training.learning_rate", "1"], "--training.lr"),
+        (["up", "--learning-rat", "1"], "--lr"),
+        (["up", "--model", "x"], "--model-path"),
         (["status", "--josn"], "--json"),
         (["chat", "--rundir", "x"], "--run-dir"),
         (["--verison"], "--version"),

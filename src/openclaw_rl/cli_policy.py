@@ -156,7 +156,7 @@ def run_diff(parsed: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{len(between)} steps on {trained} samples lie between {a.name} and {b.name}", markup=False)
     console.print(f"added to the base: {a.name} {found.norm_a:.4g}, {b.name} {found.norm_b:.4g} (Frobenius norm)")
-    console.print(f"difference: {found.norm_difference:.4g}; most of it in")
+    console.print(f"difference: {found.norm_difference:.4g}" + "; most of it in" * bool(found.by_module))
     for module, norm in list(found.by_module.items())[:MODULES_SHOWN]:
         console.print(f"  {norm:<10.4g}{module}", markup=False)
     return OK
@@ -184,6 +184,9 @@ def run_rollback(parsed: argparse.Namespace) -> int:
         owner = _whose(version, parsed.user, config)
         before = store.versions.serving(owner)
         store.versions.roll_back(version.version, owner)
+    if before.version == version.version:
+        _say(f"{version.name} was in service and stays; what was to follow it is given up")
+        return OK
     _say(f"{version.name} serves from the next request on, in place of {before.name}; training goes on from it")
     return OK
 

@@ -91,8 +91,10 @@ KNOWN_ELSEWHERE: Mapping[str, str] = {
 SECRET = frozenset({"serving.api_keys", "engine.api_key"})
 """Keys whose values no message repeats."""
 
-SYNONYMS: Mapping[str, str] = {"learning_rate": "lr", "learning-rate": "lr"}
+SYNONYMS: Mapping[str, str] = {"learning_rate": "lr", "learning-rate": "lr", "model": "model-path"}
 """Other words for the last part of a name, that its letters would not lead to."""
+CLOSE = 0.9
+"""How like one of them (0 to 1) a misspelling has to be."""
 
 
 class ConfigError(ValueError):
@@ -196,8 +198,8 @@ def nearest(name: str, valid: Iterable[str]) -> str:
     """The valid name that looks most like `name`; one with the same last part comes first."""
     start, dot, last = name.rpartition(".")
     bare = last.removeprefix("--")
-    if bare in SYNONYMS:
-        last = last.replace(bare, SYNONYMS[bare])
+    if meant := difflib.get_close_matches(bare, SYNONYMS, n=1, cutoff=CLOSE):
+        last = last.replace(bare, SYNONYMS[meant[0]])
         name = f"{start}{dot}{last}"
 
     def likeness(candidate: str) -> float:
