@@ -267,7 +267,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     # Policy versions
     "openclaw-rl policy list": Run(prints=("policy-v1", "base", "retired"), needs_version=True),
-    "openclaw-rl policy show serving": Run(prints=("mean_reward", "adapter"), needs_version=True),
+    "openclaw-rl policy show serving": Run(prints=("grad_norm", "adapter"), needs_version=True),
     "openclaw-rl policy diff base serving": Run(
         prints=("samples lie between base and policy-v",), needs_version=True
     ),

@@ -146,7 +146,7 @@ def test_an_answer_that_has_begun_ends_well_and_leaves_no_half_row(
 
 
 def test_a_client_that_leaves_during_an_outage_leaves_no_open_row(tmp_path: Path) -> None:
-    engine = FakeEngine(say=lambda _: Said(text=" ".join(["word"] * 100), pause_s=0.05))
+    engine = FakeEngine(say=lambda _: Said(text=" ".join(["word"] * 2000), pause_s=0.05))
     with running(tmp_path / "run", engine, patience_s=PATIENCE_S) as gateway:
         with locked(gateway.config.store_path) as lock:
             lock.release()
