@@ -4,10 +4,9 @@ For each engine and kind of weights a whole deployment: readers keep streams ope
 learns from the ratings until there were so many updates. `mode` `refuse` is what the earlier system did.
 
 It is the recipe `binary_rl` with everything that belongs to its step (reference, gate with its probes and known
-answers, checkpoint, publication). Others are: batches of `--batch-size`, due as soon as they are full; short
-answers; and a trainer that stands behind nobody (`--niceness` 0), because on a CPU that the streams keep busy one at
-niceness 10 gets a tenth. That is harder on the streams, not easier. Ratings come when the trainer has rested for a
-little, so that there are gaps `otherwise`. No hint is read, and no judge asked: the readers' ratings are the scores.
+answers, checkpoint, publication). Others are: batches of `--batch-size`, due as soon as they are full, and short
+answers. Ratings come when the trainer has rested for a little, so that there are gaps `otherwise`. No hint is read, and
+no judge asked: the readers' ratings are the scores.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.update_load import DRAIN_S, LoadOptions, figures, observe
-from openclaw_rl.config import Config, ModelConfig
+from openclaw_rl.config import Config, ModelConfig, TrainingConfig
 from openclaw_rl.config_sources import ConfigError, Setting, from_toml, resolve
 from openclaw_rl.evaluation.demo_options import find_recipe
 from openclaw_rl.models import available_devices, choose_device
@@ -76,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=8, help="readers at once")
     parser.add_argument("--max-tokens", type=int, default=32, help="of one answer")
     parser.add_argument("--batch-size", type=int, default=2, help="samples of an update")
-    parser.add_argument("--niceness", type=int, default=0, help="of the trainer; a deployment has 10")
+    parser.add_argument("--niceness", type=int, default=TrainingConfig().niceness, help="of the trainer")
     parser.add_argument("--limit-s", type=float, default=900.0, help="the longest that a row may be measured")
     parser.add_argument("--budget-s", type=float, default=3300.0, help="what all rows may take together")
     parser.add_argument("--model-path", default=ModelConfig().path)
