@@ -5,8 +5,8 @@ learns from the ratings until there were so many updates. `mode` `refuse` is wha
 
 It is the recipe `binary_rl` with everything that belongs to its step (reference, gate with its probes and known
 answers, checkpoint, publication). Others are: batches of `--batch-size`, due as soon as they are full, and short
-answers. Ratings come when the trainer has rested for a little, so that there are gaps `otherwise`. No hint is read, and
-no judge asked: the readers' ratings are the scores.
+answers. Ratings come when the trainer has rested for a little, so that there are gaps `otherwise`. No hint is read,
+and no judge asked: the readers' ratings are the scores.
 """
 
 from __future__ import annotations
