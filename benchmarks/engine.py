@@ -75,7 +75,10 @@ def run(arguments: argparse.Namespace) -> Mapping[str, Any]:
                 figures["why_not"] = {**figures.get("why_not", {}), name: str(error)}
                 continue
             stack.callback(sides[name].close)
-        figures.update(_measure(sides, task, arguments.parallel, arguments.rounds))
+        measured, gone = _measure(sides, task, arguments.parallel, arguments.rounds)
+        figures.update(measured)
+        if gone:
+            figures["why_not"] = {**figures.get("why_not", {}), **gone}
         if arguments.long_prompt:
             figures["long_prompt"] = long_prompt(task, arguments.long_prompt)
     return {
@@ -96,20 +99,35 @@ def _side(name: str, task: Task, parallel: int, directory: Path) -> Side:
     return Static(task, merged=name == "static_merged")
 
 
-def _measure(sides: Mapping[str, Side], task: Task, parallel: Sequence[int], rounds: int) -> dict[str, Any]:
-    """Median tokens per second by side and number; a first, short round warms up and is left out."""
-    for side in sides.values():
-        side.generate(prompts_of(task.model, 1, task.prompt_tokens, seed=0))
+def _measure(
+    sides: Mapping[str, Side], task: Task, parallel: Sequence[int], rounds: int
+) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """Median tokens per second by side and number, and why a side has none from some number on.
+
+    A first, short round warms up and is left out.
+    """
+    gone: dict[str, str] = {}
+
+    def ask(name: str, prompts: Sequence[Sequence[int]]) -> list[float]:
+        try:
+            return [] if name in gone else [sides[name].generate(prompts).tokens_per_s]
+        except NotHere as error:
+            gone[name] = str(error)
+            return []
+
+    for name in sides:
+        ask(name, prompts_of(task.model, 1, task.prompt_tokens, seed=0))
     figures: dict[str, dict[str, float]] = {name: {} for name in sides}
     for number in parallel:
         measured: dict[str, list[float]] = {name: [] for name in sides}
         for place in range(rounds):
             prompts = prompts_of(task.model, number, task.prompt_tokens, seed=100 * number + place)
-            for name, side in sides.items():
-                measured[name].append(side.generate(prompts).tokens_per_s)
+            for name in sides:
+                measured[name] += ask(name, prompts)
         for name, values in measured.items():
-            figures[name][str(number)] = round(statistics.median(values), 2)
-    return figures
+            if name not in gone:
+                figures[name][str(number)] = round(statistics.median(values), 2)
+    return figures, gone
 
 
 def long_prompt(task: Task, tokens: int) -> dict[str, float]:
@@ -151,6 +169,6 @@ def table(figures: Mapping[str, Any]) -> str:
     numbers = list(next(iter(measured.values()))) if measured else []
     lines = [f"| tokens/s | {' | '.join(numbers)} | dtype |", "|" + "---|" * (len(numbers) + 2)]
     for name, values in measured.items():
-        lines.append(f"| {name} | {' | '.join(str(values[n]) for n in numbers)} | {figures['dtype'][name]} |")
+        lines.append(f"| {name} | {' | '.join(str(values.get(n, '')) for n in numbers)} | {figures['dtype'][name]} |")
     lines += [f"{name}: {why}" for name, why in figures.get("why_not", {}).items()]
     return "\n".join(lines)

@@ -23,6 +23,8 @@ ANSWER_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.5
 LORA = "adapted"
+SHOWN = 300
+"""Characters of an error of its own."""
 
 
 class NotHere(RuntimeError):
@@ -99,10 +101,14 @@ class Vllm:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_TIMEOUT_S)
         try:
             connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            answer = json.loads(connection.getresponse().read())
+            response = connection.getresponse()
+            said = response.read()
         finally:
             connection.close()
-        return tuple(answer["choices"][0]["logprobs"]["token_logprobs"])
+        if response.status != http.client.OK:
+            words = said.decode(errors="replace")[:SHOWN]
+            raise NotHere(f"vLLM answered {response.status} in the middle of the measurement: {words}")
+        return tuple(json.loads(said)["choices"][0]["logprobs"]["token_logprobs"])
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from benchmarks.__main__ import main
 from benchmarks.engine_sides import Embedded, Round, Static, Task, prompts_of, write_adapter
+from benchmarks.engine_vllm import NotHere
 
 from benchmarks import engine
 from openclaw_rl.testing.tiny_model import build_tiny_model
@@ -73,3 +75,27 @@ def test_a_machine_without_vllm_is_told_so(
     found = json.loads(capsys.readouterr().out)
     assert found["vllm"] is None
     assert "make vllm" in found["why_not"]["vllm"]
+
+
+class _Side:
+    """Gives one token a second, so often; then it is gone."""
+
+    def __init__(self, times: int) -> None:
+        self._left = times
+
+    def generate(self, prompts: Sequence[Sequence[int]]) -> Round:
+        if self._left == 0:
+            raise NotHere("it said no")
+        self._left -= 1
+        return Round(seconds=float(len(prompts)), logprobs=((-1.0,),) * len(prompts))
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_side_that_goes_takes_nobodys_figures_with_it(tiny: Path, tmp_path: Path) -> None:
+    task = Task(model=tiny, adapter=tmp_path, dtype="float32", threads=1, prompt_tokens=5, new_tokens=1, apart_s=0.0)
+    sides = {"static": _Side(times=9), "vllm": _Side(times=2)}
+    found, gone = engine._measure(sides, task, parallel=[1, 2], rounds=1)
+    assert found == {"static": {"1": 1.0, "2": 1.0}, "vllm": {"1": 1.0}}
+    assert gone == {"vllm": "it said no"}
