@@ -246,7 +246,7 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl policy list --user ann": Run(prints=("version", "state"), needs_version=True),
     "openclaw-rl policy show serving --user ann": Run(prints=("base",), needs_version=True),
     "openclaw-rl policy rollback base --user ann": Run(
-        prints=("base serves from the next request on",),
+        prints=("base was in service and stays",),
         as_command=f"{COPY} && openclaw-rl policy rollback base --user ann --run-dir copied",
         because=ON_A_COPY,
         needs_version=True,
