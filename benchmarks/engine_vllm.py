@@ -1,4 +1,4 @@
-"""vLLM in the engine benchmark: its own server from `.venv-vllm`, asked over loopback for token ids.
+"""vLLM in the engine benchmark: the server that `--backend vllm` starts, asked at its socket for token ids.
 
 Its HTTP is within the time, which at these sizes is little; everything else is as for the other sides.
 """
@@ -6,18 +6,21 @@ Its HTTP is within the time, which at these sizes is little; everything else is 
 from __future__ import annotations
 
 import concurrent.futures
-import http.client
-import json
+import contextlib
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.engine_sides import Round, Task
-from benchmarks.gateway_processes import ask, free_port
+import httpx
 
-VENV = Path(__file__).resolve().parents[1] / ".venv-vllm"
+from benchmarks.engine_sides import Round, Task
+from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.serving.engines.vllm.launch import find_python, server_command, server_environment
+
 START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 600.0
 STOP_TIMEOUT_S = 30.0
@@ -40,30 +43,32 @@ class Vllm:
         Raises:
             NotHere: it is not installed, or does not start.
         """
-        python = VENV / "bin" / "python"
-        if not python.exists():
-            raise NotHere(f"vLLM is not installed here: there is no {VENV.name} (`make vllm` makes it).")
+        config = _config(task, parallel=parallel, directory=directory)
+        try:
+            python = find_python(config)
+        except ConfigError as error:
+            raise NotHere(str(error)) from error
         self._task = task
-        self._port = free_port()
         self._log = directory / "vllm.log"
-        command = [
-            str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(task.model),
-            "--host", "127.0.0.1", "--port", str(self._port), "--dtype", task.dtype,
-            "--max-num-seqs", str(parallel), "--max-model-len", str(task.prompt_tokens + task.new_tokens),
-            "--enable-lora", "--lora-modules", f"{LORA}={task.adapter / 'adapter'}",
-        ]  # fmt: skip
-        environment = {
-            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            "OMP_NUM_THREADS": str(task.threads),
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # as free as the other sides' threads
-            "VLLM_NO_USAGE_STATS": "1",
-            "HF_HUB_OFFLINE": "1",
-        }
+        socket = directory / "vllm.socket"
+        command = server_command(
+            config, python=python, model=task.model, context=config.engine.context_length, socket=socket
+        )
+        environment = {**server_environment(config, os.environ), "OMP_NUM_THREADS": str(task.threads)}
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
             )
+        self._http = httpx.Client(
+            base_url="http://localhost",
+            transport=httpx.HTTPTransport(uds=str(socket), limits=httpx.Limits(max_connections=parallel)),
+            timeout=ANSWER_TIMEOUT_S,
+        )
         try:
             self._wait_ready()
         except BaseException:
@@ -71,7 +76,11 @@ class Vllm:
             raise
 
     def generate(self, prompts: Sequence[Sequence[int]]) -> Round:
-        """Ask for all of them, `apart_s` apart, and wait for the last."""
+        """Ask for all of them, `apart_s` apart, and wait for the last.
+
+        Raises:
+            NotHere: it answered with an error, or not at all.
+        """
         begin = time.perf_counter()
         with concurrent.futures.ThreadPoolExecutor(len(prompts)) as pool:
             answers = [pool.submit(self._ask, prompt, number, begin) for number, prompt in enumerate(prompts)]
@@ -79,13 +88,14 @@ class Vllm:
         return Round(seconds=time.perf_counter() - begin, logprobs=logprobs)
 
     def close(self) -> None:
-        """End the server."""
+        """End the server, and whatever it leaves of what it has started."""
+        self._http.close()
         self._process.terminate()
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
 
     def _ask(self, prompt: Sequence[int], number: int, begin: float) -> tuple[float, ...]:
         time.sleep(max(0.0, begin + number * self._task.apart_s - time.perf_counter()))
@@ -94,30 +104,48 @@ class Vllm:
             "prompt": list(prompt),
             "max_tokens": self._task.new_tokens,
             "temperature": 1.0,
+            "top_p": 1.0,
+            "top_k": -1,  # its defaults are the model's own, which may cut what is drawn
             "seed": number,
             "logprobs": 0,
             "ignore_eos": True,
         }
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_TIMEOUT_S)
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-            response = connection.getresponse()
-            said = response.read()
-        finally:
-            connection.close()
-        if response.status != http.client.OK:
-            words = said.decode(errors="replace")[:SHOWN]
-            raise NotHere(f"vLLM answered {response.status} in the middle of the measurement: {words}")
-        return tuple(json.loads(said)["choices"][0]["logprobs"]["token_logprobs"])
+            answer = self._http.post("/v1/completions", json=body)
+        except httpx.TransportError as error:
+            raise NotHere(f"vLLM did not answer in the middle of the measurement: {self._last_word()}") from error
+        if answer.status_code != httpx.codes.OK:
+            said = answer.text[:SHOWN]
+            raise NotHere(f"vLLM answered {answer.status_code} in the middle of the measurement: {said}")
+        return tuple(answer.json()["choices"][0]["logprobs"]["token_logprobs"])
 
     def _wait_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                if ask(self._port, "GET", "/health") == http.client.OK:
+                if self._http.get("/health").status_code == httpx.codes.OK:
                     return
-            except (OSError, http.client.HTTPException):
+            except httpx.TransportError:
                 pass  # it does not listen yet
             time.sleep(POLL_S)
+        raise NotHere(f"vLLM did not start: {self._last_word()}")
+
+    def _last_word(self) -> str:
+        """The last line of its output."""
         said = self._log.read_text(errors="replace").strip().splitlines()
-        raise NotHere(f"vLLM did not start: {said[-1] if said else 'it said nothing'}")
+        return said[-1][:SHOWN] if said else "it said nothing"
+
+
+def _config(task: Task, *, parallel: int, directory: Path) -> Config:
+    """That of a deployment whose policy is the task's model, with the task's adapter loaded at the start."""
+    engine = {
+        "kind": "vllm",
+        "max_parallel": parallel,
+        "context_length": task.prompt_tokens + task.new_tokens,
+        "extra_args": ["--lora-modules", f"{LORA}={task.adapter / 'adapter'}"],
+    }
+    model = {"path": str(task.model), "dtype": task.dtype}
+    training = {"gate": {"probes": 0}}  # nothing is trained: the context needs no room for them
+    return Config.model_validate(
+        {"run_dir": directory / "run", "model": model, "engine": engine, "training": training}
+    )

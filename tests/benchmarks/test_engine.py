@@ -69,7 +69,7 @@ def test_the_benchmark_runs_and_says_what_it_lacks(tiny: Path, capsys: pytest.Ca
 def test_a_machine_without_vllm_is_told_so(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("benchmarks.engine_vllm.VENV", tmp_path / ".venv-vllm")
+    monkeypatch.setattr("openclaw_rl.serving.engines.vllm.launch.VENV_PYTHON", tmp_path / "none" / "python")
     small = ["--parallel", "1", "--prompt-tokens", "8", "--new-tokens", "2", "--rounds", "1", "--sides", "embedded"]
     assert main(["engine", *small, "vllm", "--model-path", str(tiny), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -7,11 +7,9 @@ what is drawn, for whoever does not say otherwise.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -30,9 +28,10 @@ from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION
 from openclaw_rl.serving.engines.vllm.launch import find_python, server_environment
 from openclaw_rl.types import SamplingParams
-from tests.engines.contract import STORY, EngineContract, conversation
-from tests.engines.harness import EngineHarness, Stream, answer, free_port
-from tests.engines.support import not_installed, request
+from tests.engines.contract import conversation
+from tests.engines.harness import EngineHarness, answer, free_port
+from tests.engines.support import not_installed
+from tests.engines.vllm_promises import CountingHarness, VllmContract
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 START_S = 600.0
@@ -41,7 +40,7 @@ CUT = {"top_p": 0.5, "top_k": 3, "repetition_penalty": 1.5}
 """As the `generation_config.json` of many models has it."""
 
 
-class UpstreamHarness(EngineHarness):
+class UpstreamHarness(CountingHarness):
     """Starts vLLM in the place of an engine process: with `engine.kind = openai` nothing of ours stands between."""
 
     tells_restarts = False
@@ -87,14 +86,11 @@ class UpstreamHarness(EngineHarness):
         )
         return tuple(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def drawn(self) -> float:
-        """How many tokens vLLM says that it has drawn since its start."""
+    def metrics(self) -> httpx.Response:
+        """At the address at which it serves."""
         address = self.config.engine.urls[0].removesuffix("/v1")
         with httpx.Client(trust_env=False) as http:
-            metrics = http.get(f"{address}/metrics").text
-        found = re.search(r"^vllm:generation_tokens_total\{.*\} (\S+)$", metrics, re.MULTILINE)
-        assert found is not None
-        return float(found.group(1))
+            return http.get(f"{address}/metrics")
 
 
 def server_command(config: Config, model: Path) -> list[str]:
@@ -155,21 +151,7 @@ def test_status_calls_it_trainable(harness: UpstreamHarness) -> None:
     assert harness.run(scenario).startswith("served, judged and trainable")
 
 
-def test_vllm_draws_no_more_for_a_client_that_left(harness: UpstreamHarness) -> None:
-    async def scenario(engine: Engine) -> tuple[float, float]:
-        stream = Stream(engine, request(STORY, temperature=1.0, max_tokens=400))
-        await stream.reach(3)
-        await stream.leave()
-        await asyncio.sleep(2.0)
-        early = await asyncio.to_thread(harness.drawn)
-        await asyncio.sleep(2.0)
-        return early, await asyncio.to_thread(harness.drawn)
-
-    early, late = harness.run(scenario)
-    assert early == late
-
-
-class TestOpenai(EngineContract):
+class TestOpenai(VllmContract):
     """The promises, but for those that are the upstream's to keep: it renders, and says what it can read."""
 
     def test_what_a_client_spells_like_a_special_token_is_text(self, harness: EngineHarness) -> None:
