@@ -141,6 +141,10 @@ def test_the_type_of_every_option_is_told_in_words() -> None:
     assert type_name(steps) == "int (or unset)"
 
 
+def test_every_option_is_described() -> None:
+    assert [option.key for option in options() if not option.description] == []
+
+
 def test_every_leaf_has_a_variable_and_a_flag_of_its_own() -> None:
     everything = options()
     assert len({option.variable for option in everything}) == len(everything)

@@ -65,11 +65,13 @@ class ServingConfig(Section):
     """The gateway."""
 
     host: str = "127.0.0.1"
+    """The address that the gateway binds."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
     """0 takes a free port; `status` names it."""
     api_keys: tuple[ApiKey, ...] = ()
     """Without keys only loopback addresses may be bound."""
     default_max_tokens: Count = 512
+    """The longest answer, where a request does not say."""
     request_timeout_s: Positive = 600.0
     """The longest one answer may take."""
     max_queue: Count = 256
@@ -127,6 +129,7 @@ class RolloutConfig(TaskSettings):
     idle_timeout_s: Positive = 1800.0
     """A session without a request for this long is over."""
     poll_interval_s: Positive = 0.1
+    """The pause between two passes of the rollout loop."""
     on_store_failure: Literal["serve", "refuse"] = "serve"
     """While the record cannot be written (a full disk, a lock held too long): `serve` answers without recording,
     counted; `refuse` answers 503 with Retry-After before the engine is asked."""
@@ -148,11 +151,15 @@ class LoraConfig(Section):
     """The adapter (`--lora-rank`, `--lora-alpha`, `--lora-dropout`, `--lora-target-modules`)."""
 
     rank: Count = 16
+    """The width of the adapter's matrices."""
     alpha: Positive = 32.0
+    """The adapter is scaled by alpha / rank."""
     dropout: Decay = 0.0
+    """The share of the adapter's inputs that is left out in training."""
     target_modules: tuple[str, ...] = (
         "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
     )  # fmt: skip
+    """The linear layers that get an adapter."""
 
 
 class TrainingConfig(Section):
@@ -161,9 +168,10 @@ class TrainingConfig(Section):
     enabled: bool = True
     """False (`up --eval`): answers are judged and nothing is trained, or kept to be trained."""
     method: Method = Method.COMBINE
+    """What is learned from: scores (`binary_rl`), hints (`opd`), or both (`combine`)."""
     use_lora: bool = True
     """True: an adapter over the frozen base learns. False: all weights learn, and each version is a whole model. That
-    takes about six times the model's memory in the trainer, three times it in the engine, and far smaller steps
+    takes about five times the model's memory in the trainer, three times it in the engine, and far smaller steps
     (`lr` about 2e-5)."""
     lora: LoraConfig = LoraConfig()
     loss: LossConfig = LossConfig()
@@ -183,12 +191,16 @@ class TrainingConfig(Section):
     min_lr_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.1
     """What a falling schedule leaves of the learning rate, for good. Never 0: a deployment has no last step."""
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    """AdamW's."""
     adam_beta1: Decay = 0.9
+    """AdamW's."""
     adam_beta2: Decay = 0.98
+    """AdamW's."""
     offload_optimizer_state: bool = False
     """Between two steps Adam's moments, twice the size of what learns, lie in the host's memory (on a GPU) or in a
     file in the run directory (on a CPU). Results are the same in every bit."""
     max_grad_norm: Positive = 1.0
+    """A gradient of a larger norm is scaled down to it."""
     epochs_per_batch: Count = 1
     """Optimiser passes over one batch before it is published."""
     max_tokens_per_micro_batch: Count = 256
@@ -216,8 +228,9 @@ class TrainingConfig(Section):
     another run, from which a new run directory begins."""
     log: tuple[Literal["jsonl", "tensorboard", "wandb"], ...] = ("jsonl",)
     """Where the metrics of each step go: `metrics.jsonl`, events for TensorBoard in `tensorboard`, both in the run
-    directory; a Weights & Biases run, which needs `pip install 'openclaw-rl[wandb]'`."""
+    directory; a Weights & Biases run, which needs the extra `wandb` (page 12)."""
     wandb_project: Annotated[str, Field(min_length=1)] = "openclaw-rl"
+    """The project's name at W&B."""
     wandb_mode: Literal["offline", "online"] = "offline"
     """`offline`: files in `wandb` in the run directory, for `wandb sync`; nothing is sent. `online`: to the account
     that the package is logged in to."""
@@ -226,8 +239,11 @@ class TrainingConfig(Section):
     niceness: Annotated[int, Field(ge=0, le=19)] = 10
     """How far the trainer stays behind the other loops on the CPU."""
     lease_s: Positive = 900.0
+    """Claimed samples go back to the queue when their trainer has been silent for this long."""
     publish_timeout_s: Positive = 60.0
+    """How long one try to put a version into service goes on."""
     seed: int = 0
+    """Of the trainer's random numbers."""
 
     @model_validator(mode="after")
     def _something_is_learned(self) -> TrainingConfig:
@@ -293,6 +309,7 @@ class RecordsConfig(Section):
     these are for whoever wants files."""
 
     enabled: bool = False
+    """Whether conversation records are written."""
     path: Path | None = None
     """The directory they are in; None: `records` in the run directory."""
     max_bytes: Annotated[int, Field(ge=4096)] = 67_108_864
@@ -305,8 +322,11 @@ class SupervisorConfig(Section):
     """How `openclaw-rl up` keeps the loops alive."""
 
     restart_backoff_s: Positive = 0.5
+    """The first pause before a loop that ended is started again; it doubles."""
     max_backoff_s: Positive = 30.0
+    """The longest such pause."""
     shutdown_timeout_s: Positive = 15.0
+    """How long a stop may take; what has not ended by then is killed."""
     ready_timeout_s: Positive = 180.0
     """How long a start may take; with a vLLM or SGLang that is started here at least a minute more than that may take
     (`start_timeout_s`)."""

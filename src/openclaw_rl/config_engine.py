@@ -35,6 +35,7 @@ class EngineConfig(Section):
     OpenAI's chat completions; `scripted` is a fake for tests."""
 
     kind: Literal["embedded", "vllm", "sglang", "openai", "scripted"] = "embedded"
+    """Which engine generates (page 13)."""
     urls: tuple[str, ...] = ()
     """Where engines that run already answer: a vLLM or SGLang (`http://HOST:PORT`) instead of one that is started
     here, or upstreams (`https://HOST/v1`), of which several are replicas of one engine."""
@@ -48,6 +49,7 @@ class EngineConfig(Section):
     """kind = openai: what its log-probabilities are of. `raw`: of the model's own distribution, as most report; then
     only answers at temperature 1 can be trained. `processed`: of the one that was drawn from."""
     host: str = "127.0.0.1"
+    """Where the engine process listens."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free port."""
     max_parallel: Count = 8
@@ -57,14 +59,15 @@ class EngineConfig(Section):
     prefill_chunk_tokens: Count = 32
     """A long prompt is read in pieces of about this size, so that other streams go on between them: two tokens more
     for each stream, four times as many while there is none."""
-    max_versions: Count = 4
-    """LoRA versions kept loaded; one in use is never unloaded."""
+    max_versions: Annotated[int, Field(ge=2)] = 4
+    """LoRA versions kept loaded, at least the one in service and the next; one in use is never unloaded."""
     max_full_versions: Annotated[int, Field(ge=2)] = 2
     """Whole models kept loaded beside the base (training.use_lora = false), each as large as it. While all of them
     are in use, or were the last to be, a new one waits."""
     threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads; 0 takes one fewer than the machine has, at least one."""
     load_timeout_s: Positive = 120.0
+    """How long loading one version may take."""
     extra_args: tuple[str, ...] = ()
     """Arguments passed on to the vLLM or SGLang that is started; the last word where they repeat one of ours."""
     vllm: VllmConfig = VllmConfig()

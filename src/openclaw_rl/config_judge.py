@@ -27,6 +27,7 @@ class JudgeConfig(Section):
     """Who turns a next state into a score and a hint."""
 
     kind: Literal["classifier", "verdict_logits", "llm", "custom", "reward_model", "scripted"] = "classifier"
+    """Who judges (page 03)."""
     base_url: str | None = None
     """An OpenAI-compatible endpoint for kind = llm; None: this gateway's own, with the base weights."""
     model: str = "base"
@@ -49,6 +50,7 @@ class JudgeConfig(Section):
     """Which of several hint candidates is taken: the longest, or the one under which the teacher's likeliest tokens
     overlap the student's most. Unset: `overlap` with training.loss.opd_top_k above 0, else `longest`."""
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] = 0.6
+    """kind = llm: of each vote; at 0 all votes are alike."""
     max_tokens: Count = 512
     """Of one vote; a judge that thinks aloud needs more."""
     shown_chars: Annotated[int, Field(ge=500)] = 14000

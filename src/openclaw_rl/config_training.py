@@ -39,7 +39,9 @@ class LossConfig(Section):
     entropy_coef: NotNegative = 0.0
     """Weight of the bonus for entropy at every response position."""
     w_rl: NotNegative = 1.0
+    """The weight of the advantages from rewards."""
     w_opd: NotNegative = 1.0
+    """The weight of the distillation."""
     w_retry: NotNegative = 0.0
     """Weight of an accepted retry under the first prompt; needs rollout.accepted_retry."""
     retry: Literal["likelihood", "forward_kl"] = "likelihood"
@@ -56,6 +58,7 @@ class LossConfig(Section):
     """What the difference is divided by: the standard deviation of its group, or of the batch (whose mean is
     subtracted too)."""
     baseline_decay: Decay = 0.9
+    """The weight of the past in the moving average, at each batch."""
     reduction: Literal["tokens", "samples"] = "samples"
     """Mean over effective tokens, or over effective samples of the mean over their tokens."""
 

@@ -32,7 +32,7 @@ async def engine_for(fake: FakeSglang, tiny: Path, **sections: Any) -> AsyncIter
         port = probe.getsockname()[1]
     url, stop = f"http://127.0.0.1:{port}", threading.Event()
     listening = asyncio.create_task(serve(create_fake(fake), "127.0.0.1", port, stop, lambda: None))
-    values = {"kind": "sglang", "urls": [url], "max_versions": 1, "context_length": 80, **sections.pop("engine", {})}
+    values = {"kind": "sglang", "urls": [url], "max_versions": 2, "context_length": 80, **sections.pop("engine", {})}
     config = Config.model_validate({"model": {"path": str(tiny)}, "engine": values, **sections})
     engine = SglangEngine.from_config(config, url)
     try:

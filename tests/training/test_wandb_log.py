@@ -167,7 +167,7 @@ def test_a_file_of_somebody_elses_is_an_error(tmp_path: Path) -> None:
 
 
 def test_without_the_package_the_error_says_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"pip install 'openclaw-rl\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"the extra `wandb`"):
         load_wandb("no_such_package_of_ours")
 
 

@@ -41,7 +41,7 @@ def load_wandb(package: str = "wandb") -> Any:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            "training.log names wandb, and the package is not installed: pip install 'openclaw-rl[wandb]'"
+            "training.log names wandb, and the package is not installed: install the extra `wandb` (docs/12)"
         ) from error
 
 

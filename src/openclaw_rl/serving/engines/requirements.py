@@ -161,7 +161,7 @@ FOUND_IN: Mapping[Feature, str] = {
     Feature.TOKEN_IDS: f"{_OURS}; as an upstream, vLLM from 0.10.2 (return_token_ids) and this program's own gateway",
     Feature.LOGPROBS: f"{_OURS}; as an upstream, what answers logprobs beside token ids, as vLLM does from 0.10.2",
     Feature.LORA_VERSIONS: (
-        f"{_OURS}; as an upstream, vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+        f"{_OURS}; as an upstream, vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
     ),
     Feature.FULL_WEIGHTS: _OURS,
     Feature.BASE_BESIDE: "embedded",
