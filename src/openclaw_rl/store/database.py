@@ -1,4 +1,4 @@
-"""One SQLite file in WAL mode: opening it, and its two kinds of transaction."""
+"""One SQLite file in WAL mode: opening it, and its kinds of transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Executable, create_engine, event
 
 from openclaw_rl.store.migrations import HEAD, StoreSchemaError, bring_to_head, revision_of
 
@@ -36,6 +36,7 @@ class Database:
         self._kept: list[Connection] = []
         self._engine = _engine(path, patience_s)
         self._writing = self._engine.execution_options(immediate=True)
+        self._single = self._engine.execution_options(single=True)
         try:
             with self.read() as connection:
                 current = revision_of(connection) == HEAD
@@ -65,6 +66,19 @@ class Database:
             return
         with self._writing.connect() as connection, connection.begin():
             yield connection
+
+    def write_once(self, statement: Executable) -> None:
+        """One statement that is a transaction by itself.
+
+        The lock is held while SQLite runs it, and no longer. Between the statements of `write` the interpreter has
+        its turn: in a process that gives way to others and computes beside this, that may take seconds, and
+        everybody waits.
+        """
+        if (joined := self._joined()) is not None:
+            joined.execute(statement)
+            return
+        with self._single.connect() as connection:
+            connection.execute(statement)
 
     @contextmanager
     def together(self) -> Iterator[Connection]:
@@ -160,5 +174,6 @@ def _engine(path: Path, patience_s: float, *, foreign_keys: bool = True) -> Engi
 
 
 def _on_begin(connection: Connection) -> None:
-    immediate = connection.get_execution_options().get("immediate", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+    options = connection.get_execution_options()
+    if not options.get("single", False):
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("immediate", False) else "BEGIN")

@@ -58,8 +58,7 @@ class StatusStore:
             "details": dict(status.details),
         }
         statement = insert(loops).values(values)
-        with self._database.write() as connection:
-            connection.execute(statement.on_conflict_do_update(index_elements=["loop"], set_=values))
+        self._database.write_once(statement.on_conflict_do_update(index_elements=["loop"], set_=values))
 
     def loops(self) -> list[LoopStatus]:
         """What each loop last said of itself."""
@@ -76,8 +75,7 @@ class StatusStore:
         try:
             yield
         finally:
-            with self._database.write() as connection:
-                connection.execute(update(spans).where(spans.c.span_id == span_id).values(ended_at=time.time()))
+            self._database.write_once(update(spans).where(spans.c.span_id == span_id).values(ended_at=time.time()))
 
     def abort_spans(self, names: Collection[str], loop: LoopName) -> int:
         """Close the spans that a killed process of this loop left open, with `aborted` in their details; how many.
