@@ -8,6 +8,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -28,6 +29,7 @@ POLL_S = 0.5
 LORA = "adapted"
 SHOWN = 300
 """Characters of an error of its own."""
+ERROR = re.compile(r"\b\w+(Error|Exception): ")
 
 
 class NotHere(RuntimeError):
@@ -115,8 +117,7 @@ class Vllm:
         except httpx.TransportError as error:
             raise NotHere(f"vLLM did not answer in the middle of the measurement: {self._last_word()}") from error
         if answer.status_code != httpx.codes.OK:
-            said = answer.text[:SHOWN]
-            raise NotHere(f"vLLM answered {answer.status_code} in the middle of the measurement: {said}")
+            raise NotHere(f"vLLM answered {answer.status_code} in the middle of the measurement: {self._last_word()}")
         return tuple(answer.json()["choices"][0]["logprobs"]["token_logprobs"])
 
     def _wait_ready(self) -> None:
@@ -131,9 +132,10 @@ class Vllm:
         raise NotHere(f"vLLM did not start: {self._last_word()}")
 
     def _last_word(self) -> str:
-        """The last line of its output."""
+        """The last line of its output that names an error; where none does, the last one."""
         said = self._log.read_text(errors="replace").strip().splitlines()
-        return said[-1][:SHOWN] if said else "it said nothing"
+        errors = [line for line in said if ERROR.search(line)]
+        return (errors or said or ["it said nothing"])[-1][:SHOWN]
 
 
 def _config(task: Task, *, parallel: int, directory: Path) -> Config:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
-from openclaw_rl.serving.engines.vllm.in_vllm.openclaw_rl_in_vllm import WorkerExtension, for_adapters_only
+from openclaw_rl.serving.engines.vllm.in_vllm.openclaw_rl_in_vllm import (
+    WorkerExtension,
+    drawing_for_nobody,
+    for_adapters_only,
+    keeping_generators,
+)
 
 
 class UnquantizedEmbeddingMethod:
@@ -70,3 +76,40 @@ def test_the_last_adapter_is_not_applied_to_the_base() -> None:
     whole = torch.zeros(3, 2)
     for_adapters_only(expand)(inputs, weights, whole, torch.tensor([-1]))
     assert whole.tolist() == [[0.0, 0.0]] * 3, "one index may stand for all rows"
+
+
+class Runner:
+    """As vLLM's: draws for every row, and takes back by counting what it drew for a prompt that is not read yet."""
+
+    def __init__(self, unread: list[bool]) -> None:
+        generators = {row: torch.Generator().manual_seed(row) for row in range(len(unread)) if row != 1}
+        self.input_batch = SimpleNamespace(generators=generators)
+        self.discard_request_mask = SimpleNamespace(np=unread)
+
+    def sample(self) -> dict[int, float]:
+        generators = self.input_batch.generators
+        return {row: float(torch.rand(1, generator=generator)) for row, generator in generators.items()}
+
+    def bookkeeping(self) -> str:
+        for row, unread in enumerate(self.discard_request_mask.np):
+            if unread and (generator := self.input_batch.generators.get(row)) is not None:
+                generator.set_offset(generator.get_offset() - 4)
+        return "booked"
+
+
+def test_a_prompt_that_is_read_in_pieces_draws_as_one_that_is_not() -> None:
+    """Row 2 is not read to its end in the first pass; row 1 has no seed. vLLM itself ends at this."""
+    runner: Any = Runner([False, False, True])
+    draw, book = drawing_for_nobody(Runner.sample), keeping_generators(Runner.bookkeeping)
+    with pytest.raises(RuntimeError, match="offset"):
+        runner.bookkeeping()
+    first = draw(runner)
+    assert book(runner) == "booked"
+    assert sorted(runner.input_batch.generators) == [0, 2]
+    runner.discard_request_mask.np = [False, False, False]
+    second = draw(runner)
+    assert book(runner) == "booked"
+    alone = Runner([False, False, False])
+    once, twice = alone.sample(), alone.sample()
+    assert (first[0], second[0]) == (once[0], twice[0])
+    assert second[2] == once[2], "its first draw that counts is its first"

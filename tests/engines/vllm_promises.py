@@ -10,7 +10,7 @@ import httpx
 
 from openclaw_rl.serving.engines.protocol import Engine
 from tests.engines.contract import STORY, EngineContract
-from tests.engines.harness import EngineHarness, Stream
+from tests.engines.harness import EngineHarness, Stream, answer
 from tests.engines.support import request
 
 
@@ -43,3 +43,16 @@ class VllmContract(EngineContract):
 
         early, late = harness.run(scenario)
         assert early == late
+
+    def test_a_seed_fixes_an_answer_whose_prompt_is_read_in_pieces(self, harness: CountingHarness) -> None:
+        """More prompts at once than vLLM reads in one pass (2,048 tokens), each with a seed."""
+        prompts = [f"{number}. {STORY} " + "It was a long way. " * 68 for number in range(6)]
+        asked = [request(text, temperature=1.0, seed=7, max_tokens=8) for text in prompts]
+
+        async def scenario(engine: Engine) -> tuple[list[Stream], list[Stream]]:
+            together = await asyncio.gather(*(answer(engine, one) for one in asked))
+            return list(together), [await answer(engine, one) for one in asked]
+
+        together, alone = harness.run(scenario)
+        assert sum(len(stream.prompt) for stream in together) > 2048
+        assert [stream.ids for stream in together] == [stream.ids for stream in alone]

@@ -71,8 +71,51 @@ def for_adapters_only(operation: Callable[..., None]) -> Callable[..., None]:
     return applied
 
 
+def drawing_for_nobody(sample: Callable[..., Any]) -> Callable[..., Any]:
+    """A runner's `_sample` after which those whose prompt is not read to its end have the random numbers of before.
+
+    vLLM draws for them with the others, throws the token away, and takes the draw back (`keeping_generators`).
+    """
+
+    @functools.wraps(sample)
+    def drawn(runner: Any, *given: Any, **named: Any) -> Any:
+        before = {row: generator.get_state() for row, generator in _of_unread(runner).items()}
+        output = sample(runner, *given, **named)
+        for row, state in before.items():
+            runner.input_batch.generators[row].set_state(state)
+        return output
+
+    return drawn
+
+
+def keeping_generators(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
+    """A runner's `_bookkeeping_sync` that leaves alone the generators of those whose prompt is not read to its end.
+
+    vLLM counts them back, which a generator of the CPU cannot: one request with a seed, whose prompt is read in two
+    pieces, ends the whole server (0.32).
+    """
+
+    @functools.wraps(bookkeeping)
+    def kept(runner: Any, *given: Any, **named: Any) -> Any:
+        generators, hidden = runner.input_batch.generators, _of_unread(runner)
+        for row in hidden:
+            del generators[row]
+        try:
+            return bookkeeping(runner, *given, **named)
+        finally:
+            generators.update(hidden)
+
+    return kept
+
+
+def _of_unread(runner: Any) -> dict[int, torch.Generator]:
+    """The generators, by row, of those with a seed that draw for nobody in this pass."""
+    unread = runner.discard_request_mask.np
+    return {row: generator for row, generator in runner.input_batch.generators.items() if unread[row]}
+
+
 def _mend() -> None:
-    """Put it in the place of vLLM's, where this is a worker on a CPU; those for GPUs look at the index."""
+    """Put them in the place of vLLM's, where this is a worker on a CPU; on a GPU what vLLM does is right."""
     if (
         importlib.util.find_spec("vllm") is None
         or not importlib.import_module("vllm.platforms").current_platform.is_cpu()
@@ -84,6 +127,9 @@ def _mend() -> None:
         mended = for_adapters_only(getattr(operations, name))
         setattr(operations, name, mended)
         setattr(layers, name, mended)
+    runner = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
+    runner._sample = drawing_for_nobody(runner._sample)
+    runner._bookkeeping_sync = keeping_generators(runner._bookkeeping_sync)
 
 
 _mend()
