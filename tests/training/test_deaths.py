@@ -422,20 +422,23 @@ def test_memory_that_runs_out_is_no_refusal(error: Exception) -> None:
     assert refusal("custom_loss", "x", RuntimeError("shapes differ")) == "custom_loss_raised_RuntimeError"
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"), [("RuntimeError('x')", "RuntimeError"), ("PermissionError(13, 'x')", "PermissionError")]
+)
 def test_an_evaluation_that_raises_refuses_its_version_and_the_run_goes_on(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, error: str, kind: str
 ) -> None:
     monkeypatch.setattr(cycle, "EVALUATION_PAUSE_S", 0.01)
     (tmp_path / "mine.py").write_text(
-        "def score(version):\n    if 'step-000001' in str(version): raise RuntimeError('x')\n    return 1.0\n"
+        f"def score(version):\n    if 'step-000001' in str(version): raise {error}\n    return 1.0\n"
     )
     gate = {"evaluation_path": f"{tmp_path / 'mine.py'}:score", "min_evaluation": 0.5}
     fill(store, 4)
     work_off(make_loop(make_config(tmp_path, gate=gate), store))
     first = store.versions.get(1)
     assert first is not None
-    assert first.reason == "evaluation_raised_RuntimeError"
+    assert first.reason == f"evaluation_raised_{kind}"
     assert store.versions.serving().version == 2
     counts = store.status.counts()
-    assert counts.counters["samples_rejected_evaluation_raised_RuntimeError"] == 2
+    assert counts.counters[f"samples_rejected_evaluation_raised_{kind}"] == 2
     assert counts.samples_by_state == {SampleState.TRAINED: 2, SampleState.REJECTED: 2}
