@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 
 from openclaw_rl.store import Store
+from openclaw_rl.store.samples import SamplesGone
 from openclaw_rl.store.versions import BasisChanged, Pinned
 from openclaw_rl.types import InvalidTransition, Origin, Sample, SampleState, VersionState
 from tests.builders import state_of
@@ -120,7 +121,7 @@ def test_a_step_needs_claims_samples_and_a_new_version(store: Store) -> None:
     with pytest.raises(InvalidTransition):
         store.samples.commit_step(step_record(1, "t1"), candidate(1))
     store.samples.claim(1, 60.0)
-    with pytest.raises(KeyError, match="t9"):
+    with pytest.raises(SamplesGone, match="t9"):
         store.samples.commit_step(step_record(1, "t1", "t9"), candidate(1))
     with pytest.raises(IntegrityError):
         store.samples.commit_step(step_record(1, "t1"), candidate(0))
