@@ -228,6 +228,42 @@ def test_a_stop_is_heard_while_the_main_thread_is_in_one_long_call() -> None:
     assert said[0] < ended
 
 
+def test_a_signal_to_a_forked_child_is_no_stop() -> None:
+    """As the pool of an evaluation's forks and ends its workers; a later stop of our own is heard still."""
+    said: list[str] = []
+    heard = threading.Event()
+
+    class Listening:
+        def working(self, activity: str, **details: Any) -> None:
+            said.append(activity)
+            heard.set()
+
+        def waiting(self, waiting_for: str, **details: Any) -> None:
+            raise AssertionError
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = stop_event()
+    try:
+        with stop_told(stop, Listening()):
+            ready, tell = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(tell, b"!")
+                while not stop.is_set():
+                    time.sleep(0.01)
+                os._exit(0)
+            os.read(ready, 1)
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+            assert not heard.wait(0.5)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard.wait(10)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert said == ["stopping"]
+
+
 def test_a_stop_between_two_looks_is_not_overwritten(tmp_path: Path, store: Store) -> None:
     """Who is killed thereafter must not be found at work on the batch."""
     said: list[str] = []
