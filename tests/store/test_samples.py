@@ -4,6 +4,7 @@ import dataclasses
 import time
 
 import pytest
+from sqlalchemy import event
 from sqlalchemy.exc import IntegrityError
 
 from openclaw_rl.store import Store
@@ -94,6 +95,22 @@ def test_a_step_is_committed_whole_and_repeating_it_changes_nothing(store: Store
     assert (before.counters["samples_trained"], before.counters["steps"]) == (2, 1)
     assert store.samples.steps() == [record]
     assert store.versions.get(1) == version
+
+
+def test_a_step_is_on_the_disk_before_it_counts_and_no_other_commit_waits_for_that(store: Store) -> None:
+    """Two steps that a power cut takes leave checkpoints that nobody knows: the next start would refuse them."""
+    levels: list[int] = []
+    event.listen(
+        store._database._engine,
+        "commit",
+        lambda connection: levels.append(connection.exec_driver_sql("PRAGMA synchronous").scalar()),
+    )
+    to_sample(store, "t1")
+    store.samples.claim(1, 60.0)
+    before = len(levels)
+    store.samples.commit_step(step_record(1, "t1"), candidate(1))
+    store.status.count("anything")
+    assert (set(levels[:before]), levels[before:]) == ({1}, [2, 1])
 
 
 def test_a_step_is_not_committed_again_with_other_samples(store: Store) -> None:

@@ -203,7 +203,7 @@ class SampleStore:
             move_samples(connection, turn_ids, SampleState.READY, lease_until=None)
 
     def commit_step(self, record: StepRecord, version: PolicyVersion, *, basis: int | None = None) -> None:
-        """A step is done: its samples, its row and its version, in one transaction.
+        """A step is done: its samples, its row and its version, in one transaction, on the disk when it returns.
 
         The version is a candidate and its samples `trained`, or it was refused by the gate: then it is rejected, for
         the reason it names, and so are they. Repeating it with the same samples is a no-op, so that a caller that
@@ -219,7 +219,7 @@ class SampleStore:
         """
         if version.owner != record.owner:
             raise ValueError(f"step {record.step} and its version belong to different owners")
-        with self._database.write() as connection:
+        with self._database.write_durably() as connection:
             known = connection.execute(select(steps.c.sample_ids).where(steps.c.step == record.step)).scalar()
             if known is not None:
                 if list(known) != list(record.sample_ids):
