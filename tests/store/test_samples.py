@@ -53,7 +53,7 @@ def test_a_dead_trainers_claim_runs_out(store: Store) -> None:
     assert store.samples.claim(1, lease_s=60.0) == []
     time.sleep(2.1)
     assert len(store.samples.claim(1, lease_s=60.0)) == 1
-    assert store.status.counts().counters["sample_leases_expired"] == 1
+    assert store.status.counts().counters["samples_returned"] == 1
 
 
 def test_a_restarted_trainer_gets_its_predecessors_claims_at_once(store: Store) -> None:
@@ -80,7 +80,7 @@ def test_a_dead_trainers_batch_is_taken_up_as_it_was(store: Store) -> None:
     time.sleep(0.05)
     assert store.samples.take_up_claims(60.0) == held
     assert [sample.turn_id for sample in store.samples.claim(9, 60.0)] == ["t0"]
-    assert "sample_leases_expired" not in store.status.counts().counters
+    assert "samples_returned" not in store.status.counts().counters
 
 
 def test_a_step_is_committed_whole_and_repeating_it_changes_nothing(store: Store) -> None:

@@ -338,7 +338,7 @@ def _return_expired_leases(connection: Connection, now: float) -> int:
     returned = list(connection.execute(query).scalars())
     if returned:
         move_samples(connection, returned, SampleState.READY, lease_until=None)
-        count(connection, "sample_leases_expired", len(returned))
+        count(connection, "samples_returned", len(returned))
     return len(returned)
 
 

@@ -2,7 +2,8 @@
 
 Killed anywhere, it loses nothing and trains nothing twice, because of the order of three things: the checkpoint is on
 disk before the step commits; the commit (samples trained, step, version) is one transaction; a version that is
-committed and not in service is published before anything else is done.
+committed and not in service is published before its owner is trained again. With one policy that is before anything
+else is done; of several, the others have their turns while one is pinned, or put off because something failed.
 """
 
 from __future__ import annotations
