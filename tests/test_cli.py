@@ -86,6 +86,24 @@ def test_a_dry_run_looks_at_the_users_own_code_as_a_start_does(
     assert said in refused(capsys, *command, "--dry-run", "--training.loss.opd_top_k=0", *options)
 
 
+@pytest.mark.parametrize("command", [("up",), ("demo", "--method", "binary_rl")])
+def test_a_dry_run_says_what_a_start_would_of_a_model_that_is_not_there(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    dry = (*command, "--dry-run", "--model-path", "mine")
+    assert "model.path 'mine' is no directory (nor 'smollm2')" in refused(capsys, *dry)
+    (tmp_path / "mine").mkdir()
+    assert "model.path 'mine' holds no config.json" in refused(capsys, *dry)
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert resolved(capsys, *dry).model.path == "mine"
+
+
+def test_a_model_that_nothing_here_would_load_may_be_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """A server that somebody else started knows where its model is."""
+    options = ("--model-path", "mine", "--backend", "sglang", "--eval")
+    assert resolved(capsys, "up", "--dry-run", *options).model.path == "mine"
+
+
 def test_a_recipe_by_path_and_one_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("[training]\nlr = 0.5\n")
     assert resolved(capsys, "up", "mine.toml", "--dry-run").training.lr == 0.5

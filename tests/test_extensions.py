@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.extensions import load_attribute
+from openclaw_rl.extensions import load_attribute, load_checked
 
 
 def test_both_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +42,15 @@ def test_wrong_names_say_what_is_wrong(path: str, said: str) -> None:
     with pytest.raises(ConfigError, match=r"training\.x") as caught:
         load_attribute(path, option="training.x")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("statement", ["raise RuntimeError('2')", "import sys; sys.exit(2)"])
+def test_for_a_start_up_all_that_the_users_code_raises_is_one_sentence(tmp_path: Path, statement: str) -> None:
+    """Also what would end the process without a word, as a script does that was not meant to be imported."""
+    (tmp_path / "broken.py").write_text(f"\n{statement}\n")
+    kind = "RuntimeError" if "Runtime" in statement else "SystemExit"
+    with pytest.raises(ConfigError, match=rf"^training\.x = .*: {kind} \(broken\.py:2\): 2$"):
+        load_checked(f"{tmp_path}/broken.py:x", option="training.x")
 
 
 def test_what_the_users_code_raises_is_not_dressed_up(tmp_path: Path) -> None:

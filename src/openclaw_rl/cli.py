@@ -35,6 +35,7 @@ from openclaw_rl.config_sources import (
     options,
 )
 from openclaw_rl.extension_checks import check_extensions
+from openclaw_rl.model_paths import check_model_path
 from openclaw_rl.types import Method
 
 OK, FAILED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -72,6 +73,7 @@ def run_up(parsed: argparse.Namespace) -> int:
     """`up RECIPE`: all loops, until Ctrl-C."""
     resolved = resolve_arguments(parsed, parsed.recipe)
     if parsed.dry_run:
+        check_model_path(resolved.config)
         check_extensions(resolved.config)
         say(to_toml(resolved.config, resolved.origins).rstrip())
         return OK
@@ -159,6 +161,7 @@ def run_demo(parsed: argparse.Namespace) -> int:
     )
     if parsed.dry_run:
         config = demo_config(options, os.environ)
+        check_model_path(config)
         check_extensions(config)
         say(to_toml(config).rstrip())
         return OK

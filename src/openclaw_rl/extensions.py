@@ -50,7 +50,7 @@ def load_checked(path: str, *, option: str) -> Any:
         return load_attribute(path, option=option)
     except ConfigError:
         raise
-    except Exception as error:  # whatever the user's own code raises
+    except (Exception, SystemExit) as error:  # whatever the user's own code raises; sys.exit() would end us unsaid
         raise ConfigError(f"{option} = {path!r}: {origin(error)}: {error}") from error
 
 

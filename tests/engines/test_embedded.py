@@ -344,7 +344,7 @@ def test_unknown_versions_and_bad_scores_are_refused(tiny: Path) -> None:
     with_service(config_for(tiny), body)
 
 
-def test_scoring_and_reading_share_one_piece_per_round(tiny: Path) -> None:
+def test_scores_beside_answers_are_those_of_a_score_alone(tiny: Path) -> None:
     ids = tuple(load_tokenizer(tiny).encode(LONG * 3))[:400]
 
     async def body(service: EmbeddedService) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from openclaw_rl.config import ModelConfig
+from openclaw_rl.model_paths import ModelNotFound
 from openclaw_rl.models import (
-    ModelNotFound,
     context_length,
     load_causal_lm,
     load_tokenizer,

@@ -164,6 +164,7 @@ def test_the_watcher_says_which_kind_of_upstream_it_is(tmp_path: Path) -> None:
         finally:
             stop.set()
             thread.join(10)
+            assert not thread.is_alive()
             store.close()
 
 

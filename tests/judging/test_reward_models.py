@@ -95,6 +95,8 @@ def test_the_class_of_the_earlier_guide(tmp_path: Path) -> None:
         ("def score(prompt, response, next_state, *, key):\n    return 1\n", "score", "missing a required"),
         ("1 / 0\n", "score", "ZeroDivisionError"),
         ("def get_reward_model(config):\n    raise KeyError('x')\n", "get_reward_model", "KeyError"),
+        ("def get_reward_model(config):\n    raise SystemExit(3)\n", "get_reward_model", "SystemExit"),
+        ("import sys\nsys.exit(3)\n", "score", "SystemExit"),
     ],
 )
 def test_what_cannot_be_used_is_said_at_start_up(tmp_path: Path, code: str, name: str, said: str) -> None:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter, begin_beside
-from openclaw_rl.types import LoopName
+from openclaw_rl.types import LoopName, LoopStatus
 
 
 def test_a_heartbeat_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -34,6 +36,32 @@ def test_a_heartbeat_that_cannot_be_written_ends_nothing(tmp_path: Path, caplog:
     reporter.working("generating")
     assert [status.activity for status in store.status.loops()] == ["generating"]
     store.close()
+
+
+def test_of_two_threads_the_last_word_is_the_last_written() -> None:
+    """A stop that is said while a slow disk takes the word before it must not be overwritten by that."""
+    entered, go, written = threading.Event(), threading.Event(), []
+
+    class SlowStatus:
+        def report(self, status: LoopStatus) -> None:
+            if status.activity == "training step 1":
+                entered.set()
+                assert go.wait(10)
+            written.append(status.activity)
+
+    reporter = LoopReporter(cast(Store, SimpleNamespace(status=SlowStatus())), LoopName.TRAINING)
+    first, second = (
+        threading.Thread(target=reporter.working, args=(words,)) for words in ("training step 1", "stopping")
+    )
+    first.start()
+    assert entered.wait(10)
+    second.start()
+    second.join(0.3)
+    go.set()
+    for thread in (first, second):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert written == ["training step 1", "stopping"]
 
 
 LOADING = """

@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel
 
 from openclaw_rl.policy_files import CorruptPolicy, UnreadablePolicy, adapter_dir, verify_manifest, write_manifest
+from openclaw_rl.training import checkpoint
 from openclaw_rl.training.checkpoint import (
     UnknownCheckpoints,
     discard_uncommitted,
@@ -130,6 +131,19 @@ def test_writing_again_replaces_what_never_committed(tmp_path: Path) -> None:
     again = save_checkpoint(trainer, tmp_path)
     assert load_checkpoint(again).step == 0
     assert [path.name for path in tmp_path.iterdir()] == ["step-000000"]
+
+
+def test_the_directory_of_the_first_checkpoint_is_durable_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory is in the one above it: without that on the disk, a power cut takes the whole root."""
+    made_durable: list[Path] = []
+    monkeypatch.setattr(checkpoint, "fsync", made_durable.append)
+    root = tmp_path / "checkpoints" / "owner-1"
+    save_checkpoint(tiny_trainer(), root)
+    assert made_durable == [tmp_path / "checkpoints", tmp_path, root]
+    save_checkpoint(tiny_trainer(), root)
+    assert made_durable[3:] == [root]
 
 
 def made_of(root: Path, step: int, *samples: str, store_id: str | None = None) -> Path:

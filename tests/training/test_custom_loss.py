@@ -161,6 +161,7 @@ def test_an_error_of_its_own_is_one_sentence_at_start_up(tmp_path: Path) -> None
         ("return a if len(a) == 4 else a[:2]", "custom_loss_unusable"),
         ("return a if len(a) == 4 else a.detach()", "custom_loss_unusable"),
         ("return a.sum() * (1 if len(a) == 4 else 1 + 1j)", "custom_loss_raised_RuntimeError"),
+        ("if len(a) > 4: raise PermissionError(13, 'not yours')\n    return a", "custom_loss_raised_PermissionError"),
     ],
 )
 def test_what_it_raises_in_a_step_costs_that_step_only(

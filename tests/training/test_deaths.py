@@ -228,6 +228,42 @@ def test_a_stop_is_heard_while_the_main_thread_is_in_one_long_call() -> None:
     assert said[0] < ended
 
 
+def test_a_signal_to_a_forked_child_is_no_stop() -> None:
+    """As the pool of an evaluation's forks and ends its workers; a later stop of our own is heard still."""
+    said: list[str] = []
+    heard = threading.Event()
+
+    class Listening:
+        def working(self, activity: str, **details: Any) -> None:
+            said.append(activity)
+            heard.set()
+
+        def waiting(self, waiting_for: str, **details: Any) -> None:
+            raise AssertionError
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    stop = stop_event()
+    try:
+        with stop_told(stop, Listening()):
+            ready, tell = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.write(tell, b"!")
+                while not stop.is_set():
+                    time.sleep(0.01)
+                os._exit(0)
+            os.read(ready, 1)
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+            assert not heard.wait(0.5)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert heard.wait(10)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert said == ["stopping"]
+
+
 def test_a_stop_between_two_looks_is_not_overwritten(tmp_path: Path, store: Store) -> None:
     """Who is killed thereafter must not be found at work on the batch."""
     said: list[str] = []
@@ -422,20 +458,23 @@ def test_memory_that_runs_out_is_no_refusal(error: Exception) -> None:
     assert refusal("custom_loss", "x", RuntimeError("shapes differ")) == "custom_loss_raised_RuntimeError"
 
 
+@pytest.mark.parametrize(
+    ("error", "kind"), [("RuntimeError('x')", "RuntimeError"), ("PermissionError(13, 'x')", "PermissionError")]
+)
 def test_an_evaluation_that_raises_refuses_its_version_and_the_run_goes_on(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch, error: str, kind: str
 ) -> None:
     monkeypatch.setattr(cycle, "EVALUATION_PAUSE_S", 0.01)
     (tmp_path / "mine.py").write_text(
-        "def score(version):\n    if 'step-000001' in str(version): raise RuntimeError('x')\n    return 1.0\n"
+        f"def score(version):\n    if 'step-000001' in str(version): raise {error}\n    return 1.0\n"
     )
     gate = {"evaluation_path": f"{tmp_path / 'mine.py'}:score", "min_evaluation": 0.5}
     fill(store, 4)
     work_off(make_loop(make_config(tmp_path, gate=gate), store))
     first = store.versions.get(1)
     assert first is not None
-    assert first.reason == "evaluation_raised_RuntimeError"
+    assert first.reason == f"evaluation_raised_{kind}"
     assert store.versions.serving().version == 2
     counts = store.status.counts()
-    assert counts.counters["samples_rejected_evaluation_raised_RuntimeError"] == 2
+    assert counts.counters[f"samples_rejected_evaluation_raised_{kind}"] == 2
     assert counts.samples_by_state == {SampleState.TRAINED: 2, SampleState.REJECTED: 2}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.config_sources import ConfigError
@@ -65,6 +67,13 @@ OUTCOME = StepOutcome(step=1, metrics={"loss": 0.5}, seconds=1.0)
 CONFIG = GateConfig(evaluation_path="x:y", min_evaluation=0.5)
 
 
+def busy() -> sqlite3.OperationalError:
+    """As a database of the evaluation's own raises that another process holds."""
+    error = sqlite3.OperationalError("database is locked")
+    error.sqlite_errorname = "SQLITE_BUSY"
+    return error
+
+
 class Failing:
     """Raises so many times, then gives 0.75."""
 
@@ -91,7 +100,19 @@ def test_one_that_raises_is_asked_three_times_and_then_refuses(
     assert "what a user wrote" not in caplog.text
 
 
-@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space left")])
+@pytest.mark.parametrize(
+    "error",
+    [PermissionError(13, "not yours", "data.json"), OSError(30, "read-only"), OperationalError("x", {}, busy())],
+    ids=["permission", "read-only", "busy"],
+)
+def test_what_it_may_not_open_is_the_evaluations_own(error: Exception) -> None:
+    """Waited for as the record is, it would hold everybody: the same batch would be trained again for ever."""
+    failing = Failing(9, error)
+    outcome = evaluated(OUTCOME, failing, Path("v"), CONFIG)
+    assert (outcome.refused, failing.asked) == (f"evaluation_raised_{type(error).__name__}", 3)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space left"), OSError(5, "input/output error")])
 def test_memory_and_disk_are_not_the_evaluations_fault(error: Exception) -> None:
     with pytest.raises(type(error)):
         evaluated(OUTCOME, Failing(1, error), Path("v"), CONFIG, lambda: None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 import struct
 from collections.abc import Mapping, Sequence
@@ -106,6 +107,24 @@ def test_what_a_failed_write_left_is_written_over(tmp_path: Path) -> None:
         other.write(b'{"step": 2, "vers')  # as a full disk cuts it off, in a process that goes on
     file.follow([made(1), made(2)], {})
     assert steps_in(file.path) == [1, 2]
+
+
+@pytest.mark.parametrize("form", [JsonLines(), Events()], ids=["jsonl", "events"])
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut"])
+def test_a_file_that_somebody_shortens_meanwhile_is_completed(
+    tmp_path: Path, form: JsonLines | Events, how: str
+) -> None:
+    """A file that was filled up to where it once ended would be nobody's at the next start, which it would refuse."""
+    file = MetricFile(tmp_path / ("m.jsonl" if isinstance(form, JsonLines) else "events"), form)
+    file.follow([made(1), made(2)], {})
+    size = file.path.stat().st_size
+    if how == "removed":
+        file.path.unlink()
+    else:
+        os.truncate(file.path, 0 if how == "emptied" else size - 3)
+    assert file.follow([made(1), made(2), made(3)], {}) == (2 if how == "cut" else 3)
+    assert steps_in(file.path) == [1, 2, 3]
+    assert MetricFile(file.path, form).follow([made(1), made(2), made(3)], {}) == 0
 
 
 def test_another_programs_file_is_left_alone(tmp_path: Path) -> None:

@@ -23,10 +23,13 @@ class FakeWandb:
     class Error(Exception):
         pass
 
+    class MailboxClosedError(Exception):
+        """Of the package's own, and no `Error` of its."""
+
     def __init__(self) -> None:
         self.begun: list[dict[str, Any]] = []
         self.logged: list[tuple[int, dict[str, float]]] = []
-        self.fails = False
+        self.fails: Exception | None = None
         self.finished = 0
 
     def init(self, **options: Any) -> FakeWandb:
@@ -35,8 +38,8 @@ class FakeWandb:
 
     def log(self, values: dict[str, float], *, step: int, commit: bool) -> None:
         assert commit, "what is not committed is lost by a kill"
-        if self.fails:
-            raise self.Error("no")
+        if self.fails is not None:
+            raise self.fails
         self.logged.append((step, values))
 
     def finish(self) -> None:
@@ -132,12 +135,18 @@ def test_nothing_new_begins_no_run_and_units_are_those_of_the_one_module(tmp_pat
     assert str(tmp_path) not in json.dumps(told)
 
 
-def test_what_is_refused_is_tried_again_and_nothing_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [FakeWandb.Error("no"), FakeWandb.MailboxClosedError("closed"), BrokenPipeError(32, "broken pipe")]
+)
+def test_what_is_refused_is_tried_again_and_nothing_is_lost(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
     fake = FakeWandb()
     log = WandbLog(config(tmp_path), fake)
-    fake.fails = True
+    fake.fails = error
     assert log.follow([step(1), step(2)], {}) == 0
-    fake.fails = False
+    assert f"W&B did not take step 1 ({type(error).__name__})" in caplog.text
+    fake.fails = None
     assert log.follow([step(1), step(2)], {}) == 2
     assert [number for number, _ in fake.logged] == [1, 2]
 

@@ -174,7 +174,8 @@ class Demo:
 
 def _resolve(config: ModelConfig) -> str | None:
     """Have the model's directory made; the problem in words, or None. Runs in a process of its own."""
-    from openclaw_rl.models import ModelNotFound, resolve_model
+    from openclaw_rl.model_paths import ModelNotFound
+    from openclaw_rl.models import resolve_model
 
     try:
         resolve_model(config)

@@ -81,6 +81,25 @@ class Database:
             connection.execute(statement)
 
     @contextmanager
+    def write_durably(self) -> Iterator[Connection]:
+        """`write`, and at its end it is on the disk with all that was committed before: no power cut takes it back.
+
+        Other commits of the last moments it may take, the last ones first; each is whole or not there. This costs a
+        wait for the disk. As a part of `together` it is as durable as the whole is.
+        """
+        if (joined := self._joined()) is not None:
+            yield joined
+            return
+        with self._writing.connect() as connection:
+            driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+            driver.execute("PRAGMA synchronous=FULL").close()  # a setting of connections, not of transactions
+            try:
+                with connection.begin():
+                    yield connection
+            finally:
+                driver.execute("PRAGMA synchronous=NORMAL").close()
+
+    @contextmanager
     def together(self) -> Iterator[Connection]:
         """One transaction of all that this thread reads and writes inside: committed at its end, or not at all."""
         if (joined := self._joined()) is not None:

@@ -25,7 +25,7 @@ _UNSCRUBBED = "deletions_not_scrubbed"
 
 
 class BeingTrained(RuntimeError):
-    """Samples of the sessions are in a training step that runs now; it ends within minutes."""
+    """Samples of the sessions are claimed for a training step, by a trainer that was heard of within its lease."""
 
     def __init__(self, turn_ids: Sequence[str]) -> None:
         super().__init__(f"{len(turn_ids)} of its samples are in a training step that is running")
@@ -56,9 +56,9 @@ class ErasureStore:
     def delete(self, session_ids: Sequence[str], *, trainer_lives: bool) -> Deleted:
         """Delete these sessions and all that hangs on them, in one transaction.
 
-        A trainer that lives is not robbed of what it trains: its step would end in nothing. One that does not left
-        its claims behind, and they count for nothing. An answer in flight is served, and finds no request to be
-        recorded under.
+        A trainer that lives is not robbed of what it trains: its step would end in nothing. It renews its claims as
+        it goes on; those of one that is dead, or silent for longer than `training.lease_s`, count for nothing. An
+        answer in flight is served, and finds no request to be recorded under.
 
         Raises:
             BeingTrained: nothing was deleted.

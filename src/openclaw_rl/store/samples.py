@@ -58,15 +58,23 @@ def within(groups: Sequence[Sequence[str]], tokens: Mapping[str, float], max_tok
     return [name for group in groups[: max(1, fitting)] for name in group]
 
 
+class SamplesGone(LookupError):
+    """Samples were deleted with their sessions a moment ago."""
+
+
 def move_samples(
     connection: Connection, turn_ids: Sequence[str], new: SampleState, *, reason: str | None = None, **values: Any
 ) -> None:
-    """Apply one transition of `SAMPLE_TRANSITIONS` to each, inside the caller's transaction, and count it."""
+    """Apply one transition of `SAMPLE_TRANSITIONS` to each, inside the caller's transaction, and count it.
+
+    Raises:
+        SamplesGone: some of them are there no longer.
+    """
     query = select(samples.c.turn_id, samples.c.state).where(samples.c.turn_id.in_(turn_ids))
     found = {row.turn_id: SampleState(row.state) for row in connection.execute(query)}
     missing = set(turn_ids) - set(found)
     if missing:
-        raise KeyError(f"no such samples: {', '.join(sorted(missing))}")
+        raise SamplesGone(f"no such samples: {', '.join(sorted(missing))}")
     for old in found.values():
         check_transition(SAMPLE_TRANSITIONS, old, new)
     connection.execute(
@@ -174,6 +182,11 @@ class SampleStore:
             )
             return _load_sound(connection, claimed)
 
+    def renew_claims(self, lease_s: float, owner: str = "") -> None:
+        """Put off the end of this owner's leases: for the trainer that holds them, and is still at work."""
+        mine = (samples.c.state == SampleState.CLAIMED.value) & (samples.c.owner == owner)
+        self._database.write_once(update(samples).where(mine).values(lease_until=time.time() + lease_s))
+
     def claiming_owners(self) -> list[str]:
         """The owners of whom samples are claimed: between two steps, those of a trainer that was killed; by name."""
         with self._database.read() as connection:
@@ -190,7 +203,7 @@ class SampleStore:
             move_samples(connection, turn_ids, SampleState.READY, lease_until=None)
 
     def commit_step(self, record: StepRecord, version: PolicyVersion, *, basis: int | None = None) -> None:
-        """A step is done: its samples, its row and its version, in one transaction.
+        """A step is done: its samples, its row and its version, in one transaction, on the disk when it returns.
 
         The version is a candidate and its samples `trained`, or it was refused by the gate: then it is rejected, for
         the reason it names, and so are they. Repeating it with the same samples is a no-op, so that a caller that
@@ -201,11 +214,12 @@ class SampleStore:
 
         Raises:
             BasisChanged: another version than `basis` is in service by now (a rollback); nothing was written.
+            SamplesGone: some of its samples were deleted with their sessions; nothing was written.
             ValueError: the step is another than it was, or its samples and its version are not one owner's.
         """
         if version.owner != record.owner:
             raise ValueError(f"step {record.step} and its version belong to different owners")
-        with self._database.write() as connection:
+        with self._database.write_durably() as connection:
             known = connection.execute(select(steps.c.sample_ids).where(steps.c.step == record.step)).scalar()
             if known is not None:
                 if list(known) != list(record.sample_ids):
@@ -230,9 +244,10 @@ class SampleStore:
                 count(connection, f"hints_excluded_{reason}", number)
 
     def reject(self, turn_ids: Sequence[str], *, reason: str) -> None:
-        """Samples that no step can use: they are spent, and the reason is counted."""
+        """Samples that no step can use: those that are still there are spent, and the reason is counted."""
         with self._database.write() as connection:
-            move_samples(connection, turn_ids, SampleState.REJECTED, reason=reason, lease_until=None)
+            there = connection.execute(select(samples.c.turn_id).where(samples.c.turn_id.in_(turn_ids))).scalars()
+            move_samples(connection, list(there), SampleState.REJECTED, reason=reason, lease_until=None)
 
     def step_numbers(self, owner: str) -> tuple[int, ...]:
         """The numbers of this owner's committed steps, the first first."""
@@ -323,7 +338,7 @@ def _return_expired_leases(connection: Connection, now: float) -> int:
     returned = list(connection.execute(query).scalars())
     if returned:
         move_samples(connection, returned, SampleState.READY, lease_until=None)
-        count(connection, "sample_leases_expired", len(returned))
+        count(connection, "samples_returned", len(returned))
     return len(returned)
 
 

@@ -196,7 +196,7 @@ class LoopReporter:
                 since=self._since,
                 details=details,
             )
-        self._write(status)
+            self._write(status)  # in the order in which it is said: a word that is overtaken would be the last
 
     def _write(self, status: LoopStatus) -> None:
         from sqlalchemy.exc import SQLAlchemyError

@@ -2,7 +2,8 @@
 
 Killed anywhere, it loses nothing and trains nothing twice, because of the order of three things: the checkpoint is on
 disk before the step commits; the commit (samples trained, step, version) is one transaction; a version that is
-committed and not in service is published before anything else is done.
+committed and not in service is published before its owner is trained again. With one policy that is before anything
+else is done; of several, the others have their turns while one is pinned, or put off because something failed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
+from openclaw_rl.store.samples import SamplesGone
 from openclaw_rl.store.versions import BasisChanged
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.candidates import Candidates
@@ -36,6 +38,7 @@ from openclaw_rl.training.deaths import (
 )
 from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
+from openclaw_rl.training.lease import Lease
 from openclaw_rl.training.metric_log import MetricFiles, metric_files
 from openclaw_rl.training.origin import begin, check_adapter
 from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
@@ -82,6 +85,7 @@ class TrainingLoop:
         self._stop = stop
         self._patience = Patience(stop, reporter.waiting, pause_s=1.0, max_pause_s=30.0)
         self._deaths = Deaths(store, config.training)
+        self._lease = Lease(store, config.training.lease_s)
         self._doing = ""
         self._plain_answers = tuple(plain_answers)
         self._evaluate = load_evaluation(config.training.gate)
@@ -295,6 +299,7 @@ class TrainingLoop:
             Stopped: the process was told to stop; who is killed after that is not to be found at work on the batch.
         """
         if not self._stop.is_set():
+            self._lease.renew(self._owner or "")
             self._reporter.working(words, **details)
             if not self._stop.is_set():
                 return
@@ -345,7 +350,7 @@ class TrainingLoop:
         record, version = rows_of(samples, outcome, checkpoint, owner)
         try:
             self._patience.until_done(lambda: self._store.samples.commit_step(record, version, basis=self._basis))
-        except BasisChanged as error:
+        except (BasisChanged, SamplesGone) as error:
             log.warning("%s: the step is undone, its samples wait again", error)
             self._store.status.count("steps_overtaken")
             self._store.samples.release_claims()

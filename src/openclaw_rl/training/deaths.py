@@ -9,7 +9,9 @@ a step came through. A stop, or a wait for the record or the disk, is no death.
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import re
 import select
 import signal
@@ -145,11 +147,21 @@ def _woken_by_signals(descriptor: int) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    _deafen_forks()
     before = signal.set_wakeup_fd(descriptor, warn_on_full_buffer=False)
     try:
         yield
     finally:
         signal.set_wakeup_fd(before)
+
+
+@functools.cache
+def _deafen_forks() -> None:
+    """Once for this process: a signal to what it forks (the pool of an evaluation) is not one to it.
+
+    A child inherits where the numbers of signals are written, which is read here.
+    """
+    os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
 
 
 class Deaths:

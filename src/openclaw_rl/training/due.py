@@ -2,7 +2,8 @@
 
 One trainer with one base model serves all owners. The owner whose batch has been due longest is next, counted from
 its own last turn: whoever just had one stands behind everybody who was waiting by then. So between a batch being
-due and its turn, each other owner has at most one. That is read from the record, and outlives the process.
+due and its turn, each other owner has at most one. Of a turn that became a step the record tells, also after a
+restart; of one that came to nothing only the process knows (`Turns`), and the next one begins without.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ from peft import PeftModel
 
 from openclaw_rl.config import ModelConfig
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.models import SMOLLM2, load_causal_lm, load_tokenizer, resolve_model, smollm2_gguf
+from openclaw_rl.model_paths import SMOLLM2
+from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model, smollm2_gguf
 from openclaw_rl.policy_files import MANIFEST, WeightsKind, verify_manifest, weights_of
 
 MERGED_DTYPE = "float32"

@@ -110,10 +110,15 @@ class MetricFile:
         """Find out what is in it already."""
         self.path = path
         self._format = form
-        self._end, self._last = form.end_and_last_step(path) if path.exists() else (0, 0)
+        self._end, self._last = self._found()
 
     def follow(self, steps: Sequence[StepRecord], refused: Mapping[int, str | None]) -> int:
-        """Append those that are not in it, in their order; how many. `refused`: the reasons, by version."""
+        """Append those that are not in it, in their order; how many. `refused`: the reasons, by version.
+
+        Where somebody removed or cut the file meanwhile, what it lacks by now is appended.
+        """
+        if self._size() < self._end:
+            self._end, self._last = self._found()
         new = [step for step in steps if step.step > self._last]
         if not new:
             return 0
@@ -125,6 +130,15 @@ class MetricFile:
 
     def close(self) -> None:
         """Nothing is held open between two steps."""
+
+    def _found(self) -> tuple[int, int]:
+        return self._format.end_and_last_step(self.path) if self.path.exists() else (0, 0)
+
+    def _size(self) -> int:
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
 
     def _append(self, data: bytes) -> None:
         """Write after the last whole entry, over whatever a kill or a full disk left there, and make it durable."""

@@ -9,7 +9,7 @@ import torch
 
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.extensions import origin
-from openclaw_rl.store.outage import outage_of
+from openclaw_rl.store.outage import Outage, outage_of
 
 log = logging.getLogger(__name__)
 
@@ -18,6 +18,9 @@ MAX_REASON = 46
 OUT_OF_MEMORY = (MemoryError, torch.OutOfMemoryError)
 _NO_CPU_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory")
 """What torch says on a CPU, where what it raises is a plain RuntimeError."""
+_OF_THE_DISK = frozenset({Outage.DISK_FULL, Outage.IO_ERROR})
+"""What passes, whoever meets it. That a file may not be opened, or a database of the user's own is busy, is about the
+user's code: no waiting for the record ends it."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -34,9 +37,9 @@ def refusal(what: str, option: str, error: Exception | SystemExit) -> str:
     on with the next. The log has the place; the message, which may quote what users wrote, only at the level DEBUG.
 
     Raises:
-        Exception: `error`, where it is not about the function: memory ran out, or a disk.
+        Exception: `error`, where it is not about the function: memory ran out, or a disk is full or fails.
     """
-    if out_of_memory(error) or outage_of(error) is not None:
+    if out_of_memory(error) or (isinstance(error, OSError) and outage_of(error) in _OF_THE_DISK):
         raise error
     log.error("%s raised %s", option, origin(error))
     log.debug("%s raised", option, exc_info=error)

@@ -65,7 +65,9 @@ class WandbLog:
     def follow(self, steps: Sequence[StepRecord], refused: Mapping[int, str | None]) -> int:
         """Log those that are not there, in their order; how many. `refused`: the reasons, by version.
 
-        What W&B refuses is said in the log and tried again after the next step: training does not wait for it.
+        What W&B refuses is said in the log and tried again after the next step: training does not wait for it, nor
+        end by it. What the package raises is of many kinds (its own `Error`, a plain `Exception` where its service
+        ended, a broken pipe), and its names for them change.
         """
         new = [step for step in steps if step.step > self._last]
         for done, step in enumerate(new):
@@ -73,7 +75,7 @@ class WandbLog:
             self._remember(step.step)
             try:
                 self._started().log(_values(step, refused.get(step.version)), step=step.step, commit=True)
-            except self._wandb.Error as error:
+            except Exception as error:  # noqa: BLE001 - whatever the package raises: all steps are in the store
                 logger.warning("W&B did not take step %d (%s)", step.step, type(error).__name__)
                 self._remember(before)
                 return done
