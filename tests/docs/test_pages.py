@@ -111,7 +111,8 @@ def test_headers_exist(page: Path) -> None:
 def test_flags_exist(page: Path) -> None:
     ours = [span for span in code_spans(page) if span.startswith(("--", "openclaw-rl "))]
     named = {flag for span in ours for flag in re.findall(r"(?:^|\s)(--[a-z][\w.-]*)", span)}
-    known = {option.flag for option in options()} | set(re.findall(r'"(--[a-z][\w.-]*)"', SOURCES + BENCHMARKS))
+    written = re.findall(r'"(--[a-z][\w.-]*)"', SOURCES + BENCHMARKS)
+    known = {option.flag for option in options()} | {"--help", *written}
     assert named - known == set()
 
 
