@@ -18,7 +18,8 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import load_checkpoint
-from openclaw_rl.training.recovery import DAMAGED, NoIntactCheckpoint, line_of
+from openclaw_rl.training.line import line_of
+from openclaw_rl.training.recovery import DAMAGED, NoIntactCheckpoint
 from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
 from tests.training.test_cycle import fill, make_config, make_loop, work_off
 from tests.unreadable import FAILING, failing

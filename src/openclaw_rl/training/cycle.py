@@ -36,6 +36,7 @@ from openclaw_rl.training.deaths import (
 )
 from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
+from openclaw_rl.training.line import Line, line_of
 from openclaw_rl.training.metric_log import MetricFiles, metric_files
 from openclaw_rl.training.origin import begin, check_adapter
 from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
@@ -240,6 +241,8 @@ class TrainingLoop:
         kept = self._kept.take(owner, basis) or self._read_from_disk(owner, basis)
         self._trainer.restore(dataclasses.replace(kept.state, step=last), weights_version=kept.version)
         self._trainer.own = OwnSteps.of(self._store.samples.step_numbers(owner), last)
+        versions, since = self._store.versions.of(owner), self._store.versions.states_since()
+        self._trainer.line = Line.of(line_of(kept.version, versions, since))
         self._basis = kept.version
 
     def _read_from_disk(self, owner: str, basis: int) -> Kept:
@@ -250,8 +253,7 @@ class TrainingLoop:
         return Kept(version=intact.version, state=state)
 
     def _expire_stale(self) -> None:
-        trainer = self._trainer
-        oldest = trainer.own.oldest_allowed(trainer.step_number, self._config.training.max_staleness)
+        oldest = self._trainer.line.oldest_allowed(self._basis, self._config.training.max_staleness)
         owner = self._owner or ""
         spared = self._deaths.suspects()
         expired = self._store.samples.expire(before_version=oldest, owner=owner, spared=spared) if oldest > 0 else 0
@@ -357,8 +359,9 @@ class TrainingLoop:
             log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
             self._restore(owner)
             return True
-        self._basis = version.version
         self._trainer.own = self._trainer.own.and_then(outcome.step)
+        self._trainer.line = self._trainer.line.and_then(version.version, self._basis)
+        self._basis = version.version
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
         return True
 

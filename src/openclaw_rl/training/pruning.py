@@ -5,8 +5,8 @@ from __future__ import annotations
 from openclaw_rl.config import Config
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import prune_checkpoints
+from openclaw_rl.training.line import line_of
 from openclaw_rl.training.own_steps import root_of
-from openclaw_rl.training.recovery import line_of
 from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.types import VersionState
 
