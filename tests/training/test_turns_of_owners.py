@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -253,6 +254,37 @@ def test_one_owners_unreadable_checkpoint_stops_nobody_else(tmp_path: Path, stor
     assert list(store.samples.steps("ann")[1].sample_ids) == held
     assert len(store.samples.steps("ann")) == 3
     assert store.versions.serving("bob").version == 4
+
+
+@pytest.mark.parametrize("found", ["at its turn", "after a refused step"])
+def test_one_owners_lost_checkpoints_stop_nobody_else(
+    tmp_path: Path, store: Store, found: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    give(store, "ann", 0, 1)
+    give(store, "bob", 10, 11)
+    config = config_of(tmp_path)
+    work_off(make_loop(config, store))
+    give(store, "ann", 2, 3)
+    give(store, "bob", 12, 13)
+    refusing = {"probes": 0, "max_kl_to_base": 1e-9}
+    loop = make_loop(config_of(tmp_path, gate=refusing) if found == "after a refused step" else config, store)
+    loop.resume()
+    if found == "after a refused step":
+        assert loop._turn_to("ann")  # it is read before it is lost
+    set_pause(loop, 60.0)
+    shutil.rmtree(root_of(config.checkpoints_dir, "ann"))
+    while loop.cycle():
+        pass
+    owners = [step.owner for step in store.samples.steps()]
+    assert owners[2:] == (["bob"] if found == "at its turn" else ["ann", "bob"])
+    assert "none of the 1 checkpoints that training may go on from is whole" in caplog.text
+    assert "none of the 1 checkpoints" in str(store.status.loops()[0].waiting_for)
+    assert store.versions.serving("ann").version == 1
+    store.versions.roll_back(0, "ann")  # as the message says
+    loop._put_off.done("ann")
+    give(store, "ann", 4, 5)
+    assert loop.cycle()
+    assert store.samples.steps()[-1].owner == "ann"
 
 
 def test_a_candidate_that_cannot_be_published_stops_its_owner_alone(tmp_path: Path, store: Store) -> None:

@@ -43,7 +43,7 @@ from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
 from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PUBLISH, Publisher, candidates
 from openclaw_rl.training.put_off import PutOff
-from openclaw_rl.training.recovery import resumable
+from openclaw_rl.training.recovery import NoIntactCheckpoint, resumable
 from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.turns_of_owners import Kept, KeptStates, Turns
@@ -185,9 +185,8 @@ class TrainingLoop:
         if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
             self._store.status.count("steps_refused")
-        elif self._commit(samples, outcome) and self._candidates.publish(self._owner or ""):
-            self._follow_service()
-            prune(self._config, self._store, self._owner or "")
+        elif self._commit(samples, outcome) and self._candidates.publish(owner) and self._turn_to(owner):
+            prune(self._config, self._store, owner)
         return True
 
     # --- the steps of a cycle, in order --------------------------------------------------------------------
@@ -202,34 +201,29 @@ class TrainingLoop:
     def _turn_to(self, owner: str) -> bool:
         """Have this owner's policy in the trainer, as its version in service is; False where that is put off.
 
-        A file of one owner's that cannot be read stops nobody else.
-        """
-        try:
-            if owner == self._owner:
-                self._follow_service()
-                return True
-            if self._owner is not None:
-                self._kept.put(self._owner, Kept(version=self._basis, state=self._trainer.state()))
-            self._owner = None  # nobody's, where the next line does not come to its end
-            self._restore(owner)
-            self._owner = owner
-        except UnreadablePolicy as error:
-            if not owner:
-                raise
-            if self._put_off.put(owner, f"{error.filename} to be readable ({error.strerror})"):
-                log.error("one owner's policy is not trained meanwhile: %s", error)
-            return False
-        self._put_off.done(owner)
-        return True
-
-    def _follow_service(self) -> None:
-        """Train on from the version in service, whichever that is by now.
-
         Mostly it is the one just trained. After a rollback, or a refusal by the gate or the engine, it is an earlier
         one: to train on from weights that nobody samples from would teach the policy by the answers of another.
+        Files of one owner's that cannot be read, or of which none is whole, stop nobody else.
         """
-        if self._store.versions.serving(self._owner or "").version != self._basis:
-            self._restore(self._owner or "")
+        if owner == self._owner and self._store.versions.serving(owner).version == self._basis:
+            return True
+        if self._owner not in {None, owner}:
+            self._kept.put(self._owner or "", Kept(version=self._basis, state=self._trainer.state()))
+        self._owner = None  # nobody's, where the next line does not come to its end
+        try:
+            self._restore(owner)
+        except (UnreadablePolicy, NoIntactCheckpoint) as error:
+            if not owner:
+                raise
+            words = f"a person: {error}"
+            if isinstance(error, UnreadablePolicy):
+                words = f"{error.filename} to be readable ({error.strerror})"
+            if self._put_off.put(owner, words):
+                log.error("one owner's policy is not trained meanwhile: %s", error)
+            return False
+        self._owner = owner
+        self._put_off.done(owner)
+        return True
 
     def _restore(self, owner: str) -> None:
         """Take the weights of an owner's version in service, or of the candidate that waits; count on from the last.
@@ -352,12 +346,12 @@ class TrainingLoop:
             self._store.status.count("steps_overtaken")
             self._store.samples.release_claims()
             self._discard_after(outcome.step - 1)
-            self._restore(owner)
+            self._owner = None  # the weights are nobody's: the next turn takes them from the version in service
             return False
         self._metric_files.follow(self._store)
         if outcome.refused is not None:
             log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
-            self._restore(owner)
+            self._owner = None  # as above
             return True
         self._trainer.own = self._trainer.own.and_then(outcome.step)
         self._trainer.line = self._trainer.line.and_then(version.version, self._basis)
