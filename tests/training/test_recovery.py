@@ -167,6 +167,24 @@ def test_nothing_is_chosen_where_only_what_was_rolled_back_from_is_whole(tmp_pat
     assert store.versions.serving().version == 1
 
 
+def test_damage_lifts_no_pin(tmp_path: Path, store: Store) -> None:
+    """The files that serve may be whole: only a trainer that goes on needs the others."""
+    train(tmp_path, store, 2)
+    store.versions.pin(2)
+    damage_last(store)
+    fill(store, 2, first=4)
+    again = make_loop(make_config(tmp_path), store)
+    again.resume()
+    assert not again.cycle()
+    assert "the pin on policy-v2" in str(store.status.loops()[0].waiting_for)
+    pinned = store.versions.pinned()
+    assert pinned is not None
+    assert (pinned.version, pinned.state) == (2, VersionState.SERVING)
+    store.versions.unpin()
+    assert again.cycle()
+    assert [one.basis for one in store.versions.all()][3] == 1  # it is found once training is to go on
+
+
 def version(number: int, created_at: float, state: VersionState, basis: int | None = None) -> PolicyVersion:
     return PolicyVersion(version=number, state=state, path="x", step=number, created_at=created_at, basis=basis)
 

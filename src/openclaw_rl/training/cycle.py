@@ -199,7 +199,7 @@ class TrainingLoop:
         return pinned is not None
 
     def _turn_to(self, owner: str) -> bool:
-        """Have this owner's policy in the trainer, as its version in service is; False where that is put off.
+        """Have this owner's policy in the trainer, as its version in service is; False where it is pinned or put off.
 
         Mostly it is the one just trained. After a rollback, or a refusal by the gate or the engine, it is an earlier
         one: to train on from weights that nobody samples from would teach the policy by the answers of another.
@@ -207,6 +207,8 @@ class TrainingLoop:
         """
         if owner == self._owner and self._store.versions.serving(owner).version == self._basis:
             return True
+        if owner in self._store.versions.pinned_owners():
+            return False  # its checkpoint is looked at once it is unpinned: damage there would lift the pin
         if self._owner not in {None, owner}:
             self._kept.put(self._owner or "", Kept(version=self._basis, state=self._trainer.state()))
         self._owner = None  # nobody's, where the next line does not come to its end
