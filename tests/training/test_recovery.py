@@ -19,7 +19,7 @@ from openclaw_rl.store.outage import Patience
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import load_checkpoint
 from openclaw_rl.training.line import line_of
-from openclaw_rl.training.recovery import DAMAGED, NoIntactCheckpoint
+from openclaw_rl.training.recovery import DAMAGED, REASON, NoIntactCheckpoint
 from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
 from tests.training.test_cycle import fill, make_config, make_loop, work_off
 from tests.unreadable import FAILING, failing
@@ -139,6 +139,25 @@ def test_what_was_rolled_back_from_is_not_taken_up_past_a_damaged_checkpoint(
     assert "policy-v1, which it was built on, serves in its place" in caplog.text
     reasons = {version.version: version.reason for version in store.versions.all()}
     assert reasons == {0: None, 1: None, 2: "rolled_back", 3: "rolled_back", 4: "damaged"}
+
+
+def test_what_is_whole_is_not_called_damaged(tmp_path: Path, store: Store) -> None:
+    """Version 2 is no ancestor of version 3, and simply made room when 3 was put into service again."""
+    train(tmp_path, store, 2)
+    store.versions.roll_back(1)
+    train(tmp_path, store, 1)
+    for version in (2, 3):
+        store.versions.roll_back(version)
+    damage_last(store)
+    make_loop(make_config(tmp_path), store).resume()
+    assert store.versions.serving().version == 1
+    assert {version.version: version.reason for version in store.versions.all()} == {
+        0: None,
+        1: None,
+        2: None,
+        3: REASON,
+    }
+    assert store.status.counts().counters[DAMAGED] == 1
 
 
 def test_what_it_was_built_on_is_passed_over_where_a_person_took_it_out_of_service(

@@ -114,7 +114,8 @@ def _fall_back(store: Store, intact: Intact, owner: str) -> None:
         if states[version] is VersionState.CANDIDATE:
             store.versions.reject(version, REASON)
         elif states[version] is VersionState.SERVING:
-            store.versions.roll_back(intact.version, owner, reason=REASON)
+            damaged = [number for number, _ in intact.damaged]
+            store.versions.roll_back(intact.version, owner, reason=REASON, given_up=damaged)
         else:
             continue
         store.status.count(DAMAGED)
