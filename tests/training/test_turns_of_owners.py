@@ -24,7 +24,7 @@ from openclaw_rl.training.publish import PublishError
 from openclaw_rl.types import PolicyVersion, VersionState
 from tests.builders import Conversation, make_judgement
 from tests.training.support import make_sample, tiny_config, tiny_trainer
-from tests.training.test_cycle import StorePublisher, die_at, make_loop, set_pause
+from tests.training.test_cycle import StorePublisher, die_at, fill, make_config, make_loop, set_pause
 from tests.unreadable import FAILING, failing
 
 SCHEDULED = {"schedule": "linear", "schedule_steps": 4, "lora": LoraConfig(rank=4, alpha=8.0, dropout=0.2)}
@@ -310,6 +310,19 @@ def test_a_candidate_that_cannot_be_published_stops_its_owner_alone(tmp_path: Pa
         pass
     assert store.versions.serving("ann").version == 4
     assert store.versions.serving("bob").version == 3
+
+
+def test_an_owners_waiting_candidate_does_not_hold_the_shared_policy(tmp_path: Path, store: Store) -> None:
+    """`policies.per` was set back to none while a version of ann's waited, and she is pinned: it waits for good."""
+    give(store, "ann", 0, 1)
+    loop = make_loop(config_of(tmp_path), store, fail=99)
+    set_pause(loop, 60.0)
+    work_off(loop)
+    store.versions.pin(0, "ann")
+    fill(store, 2, first=20)
+    work_off(make_loop(make_config(tmp_path), store))
+    assert [step.owner for step in store.samples.steps()] == ["ann", ""]
+    assert store.versions.serving().version == 2
 
 
 # --- whose turn it is --------------------------------------------------------------------------------------
