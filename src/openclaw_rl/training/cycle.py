@@ -261,8 +261,8 @@ class TrainingLoop:
         owner = self._owner or ""
         ready = self._store.samples.ready(owner)
         decision = batch_due(ready.count, ready.oldest_created_at, time.time(), self._config.rollout)
-        claims = self._store.samples.take_up_claims(self._config.training.lease_s, owner)
-        if not decision.due and not claims:
+        begun = owner in self._store.samples.claiming_owners()  # by a dead predecessor
+        if not decision.due and not begun:
             self._reporter.waiting(f"a batch: {decision.why}", ready=ready.count)
             return []
         closed = closed_because(
@@ -275,10 +275,13 @@ class TrainingLoop:
             return []
         self._turns.taken(owner)
         training = self._config.training
-        claimed = claims or self._store.samples.claim(
-            decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
+        claimed = self._deaths.sift(
+            self._store.samples.take_up_claims(training.lease_s, owner)
+            if begun
+            else self._store.samples.claim(
+                decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
+            )
         )
-        claimed = self._deaths.sift(claimed)
         obstacles = self._trainer.usable.obstacles(claimed)
         for sample in claimed:
             if sample.turn_id in obstacles:
