@@ -20,11 +20,11 @@ from openclaw_rl.config import Config
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
-from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
+from openclaw_rl.store.outage import STORE_ERRORS, Outage, Patience, StoppedInOutage, outage_of
 from openclaw_rl.store.versions import BasisChanged
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.candidates import Candidates
-from openclaw_rl.training.checkpoint import discard_uncommitted, save_checkpoint
+from openclaw_rl.training.checkpoint import save_checkpoint
 from openclaw_rl.training.deaths import (
     EVALUATING,
     STOPPING,
@@ -36,10 +36,11 @@ from openclaw_rl.training.deaths import (
 )
 from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
+from openclaw_rl.training.leftovers import discard_leftovers
 from openclaw_rl.training.line import Line, line_of
 from openclaw_rl.training.metric_log import MetricFiles, metric_files
 from openclaw_rl.training.origin import begin, check_adapter
-from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
+from openclaw_rl.training.own_steps import OwnSteps, root_of
 from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PUBLISH, Publisher, candidates
 from openclaw_rl.training.put_off import PutOff
@@ -153,7 +154,7 @@ class TrainingLoop:
         if not self._patience.waiting:  # else it is said what for, since when
             self._reporter.working("resuming")
         last = self._store.samples.last_step()
-        removed = self._discard_after(last)
+        removed = discard_leftovers(self._config.checkpoints_dir, self._store, last)
         begin(self._config, self._store, self._trainer)
         self._owner = None
         self._kept.clear()
@@ -161,11 +162,6 @@ class TrainingLoop:
             self._turn_to("")
         self._metric_files.follow(self._store)
         log.info("at step %d; %d leftovers removed", last, len(removed))
-
-    def _discard_after(self, last_step: int) -> list[str]:
-        known, own_id = self._store.turns.any_known, self._store.identity.get()
-        found = [discard_uncommitted(root, last_step, known, own_id) for root in roots(self._config.checkpoints_dir)]
-        return [name for names in found for name in names]
 
     def cycle(self) -> bool:
         """Do the next thing there is to do; False where there was nothing."""
@@ -220,12 +216,15 @@ class TrainingLoop:
             words = f"a person: {error}"
             if isinstance(error, UnreadablePolicy):
                 words = f"{error.filename} to be readable ({error.strerror})"
-            if self._put_off.put(owner, words):
-                log.error("one owner's policy is not trained meanwhile: %s", error)
+            self._leave_alone(owner, words, error)
             return False
         self._owner = owner
-        self._put_off.done(owner)
         return True
+
+    def _leave_alone(self, owner: str, words: str, error: Exception) -> None:
+        """Put one owner's policy off, for as much longer as it failed since a checkpoint of it was written last."""
+        if self._put_off.put(owner, words):
+            log.error("one owner's policy is not trained meanwhile: %s", error)
 
     def _restore(self, owner: str) -> None:
         """Take the weights of an owner's version in service, or of the candidate that waits; count on from the last.
@@ -338,7 +337,15 @@ class TrainingLoop:
         self._reporter.working(f"writing the checkpoint of step {outcome.step}")
         owner = self._owner or ""
         root = root_of(self._config.checkpoints_dir.resolve(), owner)
-        checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
+        try:
+            checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
+        except OSError as error:
+            if not owner or outage_of(error) is Outage.DISK_FULL:  # which is everybody's
+                raise
+            self._leave_alone(owner, f"{error.filename or root} to be writable ({error.strerror})", error)
+            self._undo()
+            return False
+        self._put_off.done(owner)
         if outcome.refused is None and self._evaluate is not None:
             outcome = self._evaluated(samples, outcome, self._evaluate, weights_of(checkpoint).directory)
         self._patience.until_done(lambda: self._deaths.survived(samples))
@@ -349,20 +356,24 @@ class TrainingLoop:
         except BasisChanged as error:
             log.warning("%s: the step is undone, its samples wait again", error)
             self._store.status.count("steps_overtaken")
-            self._store.samples.release_claims()
-            self._discard_after(outcome.step - 1)
-            self._owner = None  # the weights are nobody's: the next turn takes them from the version in service
+            self._undo()
+            discard_leftovers(self._config.checkpoints_dir, self._store, outcome.step - 1)
             return False
         self._metric_files.follow(self._store)
         if outcome.refused is not None:
             log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
-            self._owner = None  # as above
+            self._owner = None
             return True
         self._trainer.own = self._trainer.own.and_then(outcome.step)
         self._trainer.line = self._trainer.line.and_then(version.version, self._basis)
         self._basis = version.version
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
         return True
+
+    def _undo(self) -> None:
+        """The samples of a step wait again, and its weights are nobody's: the next turn takes those in service."""
+        self._store.samples.release_claims()
+        self._owner = None
 
     def _evaluated(
         self, samples: list[Sample], outcome: StepOutcome, evaluate: Evaluation, version: Path
