@@ -13,7 +13,7 @@ from openclaw_rl.training.leftovers import discard_leftovers
 from openclaw_rl.training.own_steps import root_of
 from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PublishError
-from openclaw_rl.types import PolicyVersion
+from openclaw_rl.types import PolicyVersion, VersionState
 from tests.training.test_cycle import StorePublisher, fill, make_config, make_loop, set_pause
 from tests.training.test_turns_of_owners import config_of, give, work_off
 from tests.unreadable import FAILING, failing, without_rights
@@ -147,13 +147,14 @@ def test_a_candidate_that_cannot_be_published_stops_its_owner_alone(tmp_path: Pa
 
 
 def test_an_owners_waiting_candidate_does_not_hold_the_shared_policy(tmp_path: Path, store: Store) -> None:
-    """`policies.per` was set back to none while a version of ann's waited, and she is pinned: it waits for good."""
+    """`policies.per` was set back to none while a version of ann's waited, and it cannot be published still."""
     give(store, "ann", 0, 1)
     loop = make_loop(config_of(tmp_path), store, fail=99)
     set_pause(loop, 60.0)
     work_off(loop)
-    store.versions.pin(0, "ann")
     fill(store, 2, first=20)
-    work_off(make_loop(make_config(tmp_path), store))
+    shared = make_loop(make_config(tmp_path), store, fail=1)
+    set_pause(shared, 60.0)
+    work_off(shared)
     assert [step.owner for step in store.samples.steps()] == ["ann", ""]
-    assert store.versions.serving().version == 2
+    assert [one.state for one in store.versions.all()][1:] == [VersionState.CANDIDATE, VersionState.SERVING]
