@@ -351,6 +351,32 @@ def test_no_step_is_taken_while_the_gateway_marks_use(tmp_path: Path, store: Sto
     assert loop.cycle()
 
 
+def test_a_batch_that_a_dead_trainer_held_is_not_held_on_to_while_the_window_is_closed(
+    tmp_path: Path, store: Store
+) -> None:
+    """Else nothing of it could be deleted until then."""
+    fill(store, 5)
+    held = [one.turn_id for one in store.samples.claim(2, 0.0)]
+    for batch in (2, 99):  # due, and not due
+        loop = make_loop(make_config(tmp_path, batch=batch, window={"idle_s": 3600.0}), store)
+        loop.resume()
+        assert not loop.cycle()
+        assert "3600 s without a request" in str(store.status.loops()[0].waiting_for)
+    assert store.samples.claiming_owners() == [""]
+    session = store.turns.get(held[0])
+    assert session is not None
+    loop = make_loop(make_config(tmp_path), store)
+    loop.resume()
+    assert loop.cycle()
+    assert [list(step.sample_ids) for step in store.samples.steps()] == [held]
+    store.samples.claim(2, 0.0)
+    shut = make_loop(make_config(tmp_path, window={"idle_s": 3600.0}), store)
+    shut.resume()
+    assert not shut.cycle()
+    store.erasure.delete([session.request.session_id], trainer_lives=True)
+    assert store.samples.ready().count == 0
+
+
 def test_what_cannot_be_trained_is_rejected_alone(tmp_path: Path, store: Store) -> None:
     fill(store, 1)
     into_store(store, make_sample(tiny_trainer(), 1, prompt=200, response=50))

@@ -53,7 +53,7 @@ def damage(tmp_path: Path, table: str, column: str, turn_id: str, value: Any) ->
 def sound(loop: TrainingLoop, store: Store, config: Config) -> None:
     """What is in service has finite weights, is the trainer's, and its readings keep every bound of the gate."""
     version = store.versions.serving()
-    loop._follow_service()
+    loop._turn_to("")
     assert all(bool(torch.isfinite(tensor).all()) for tensor in loop._trainer.state().weights.values())
     if version.path is None:
         return

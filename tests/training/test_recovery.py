@@ -18,7 +18,8 @@ from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.checkpoint import load_checkpoint
-from openclaw_rl.training.recovery import DAMAGED, NoIntactCheckpoint, line_of
+from openclaw_rl.training.line import line_of
+from openclaw_rl.training.recovery import DAMAGED, REASON, NoIntactCheckpoint
 from openclaw_rl.types import LoopName, PolicyVersion, SampleState, VersionState
 from tests.training.test_cycle import fill, make_config, make_loop, work_off
 from tests.unreadable import FAILING, failing
@@ -140,6 +141,25 @@ def test_what_was_rolled_back_from_is_not_taken_up_past_a_damaged_checkpoint(
     assert reasons == {0: None, 1: None, 2: "rolled_back", 3: "rolled_back", 4: "damaged"}
 
 
+def test_what_is_whole_is_not_called_damaged(tmp_path: Path, store: Store) -> None:
+    """Version 2 is no ancestor of version 3, and simply made room when 3 was put into service again."""
+    train(tmp_path, store, 2)
+    store.versions.roll_back(1)
+    train(tmp_path, store, 1)
+    for version in (2, 3):
+        store.versions.roll_back(version)
+    damage_last(store)
+    make_loop(make_config(tmp_path), store).resume()
+    assert store.versions.serving().version == 1
+    assert {version.version: version.reason for version in store.versions.all()} == {
+        0: None,
+        1: None,
+        2: None,
+        3: REASON,
+    }
+    assert store.status.counts().counters[DAMAGED] == 1
+
+
 def test_what_it_was_built_on_is_passed_over_where_a_person_took_it_out_of_service(
     tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -164,6 +184,24 @@ def test_nothing_is_chosen_where_only_what_was_rolled_back_from_is_whole(tmp_pat
     store.versions.roll_back(1)  # as the message says
     make_loop(make_config(tmp_path), store).resume()
     assert store.versions.serving().version == 1
+
+
+def test_damage_lifts_no_pin(tmp_path: Path, store: Store) -> None:
+    """The files that serve may be whole: only a trainer that goes on needs the others."""
+    train(tmp_path, store, 2)
+    store.versions.pin(2)
+    damage_last(store)
+    fill(store, 2, first=4)
+    again = make_loop(make_config(tmp_path), store)
+    again.resume()
+    assert not again.cycle()
+    assert "the pin on policy-v2" in str(store.status.loops()[0].waiting_for)
+    pinned = store.versions.pinned()
+    assert pinned is not None
+    assert (pinned.version, pinned.state) == (2, VersionState.SERVING)
+    store.versions.unpin()
+    assert again.cycle()
+    assert [one.basis for one in store.versions.all()][3] == 1  # it is found once training is to go on
 
 
 def version(number: int, created_at: float, state: VersionState, basis: int | None = None) -> PolicyVersion:

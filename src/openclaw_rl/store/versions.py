@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, func, select, update
@@ -177,7 +177,14 @@ class VersionStore:
                 raise Pinned(f"policy-v{pinned}" if pinned else "base")
             _serve(connection, version, owner)
 
-    def roll_back(self, version: int, owner: str | None = None, *, reason: str = ROLLED_BACK) -> None:
+    def roll_back(
+        self,
+        version: int,
+        owner: str | None = None,
+        *,
+        reason: str = ROLLED_BACK,
+        given_up: Collection[int] | None = None,
+    ) -> None:
         """Put an earlier version into service again, for the next request; a pin on another one is lifted.
 
         What is gone back from, and past, keeps the reason, and is not taken up again unless somebody puts it into
@@ -188,13 +195,14 @@ class VersionStore:
             version: what serves from now on.
             owner: to whom; None: whose the version is. To be said for the base, which is everybody's.
             reason: why.
+            given_up: which of the retired versions above it keep the reason; None: all of them.
 
         Raises:
             InvalidTransition: the version is a candidate, or was rejected.
             PermissionError: it is another owner's.
         """
         with self._database.write() as connection:
-            _roll_back(connection, version, _served_to(connection, version, owner), reason)
+            _roll_back(connection, version, _served_to(connection, version, owner), reason, given_up)
 
     def pin(self, version: int, owner: str | None = None) -> None:
         """Serve a version, as `roll_back` does, and keep it in service until it is unpinned."""
@@ -229,12 +237,16 @@ def _served_to(connection: Connection, version: int, owner: str | None) -> str:
     return owner
 
 
-def _roll_back(connection: Connection, version: int, owner: str, reason: str) -> None:
+def _roll_back(
+    connection: Connection, version: int, owner: str, reason: str, given_up: Collection[int] | None = None
+) -> None:
     before = serving_version(connection, owner)
     _serve(connection, version, owner)
     if before > version:
         past = (versions.c.owner == owner) & (versions.c.version > version) & versions.c.reason.is_(None)
         retired = versions.c.state == VersionState.RETIRED.value
+        if given_up is not None:
+            past &= versions.c.version.in_(given_up)
         connection.execute(update(versions).where(past & retired).values(reason=reason))
     _unpin(connection, owner, but=version)
     waiting = select(versions.c.version).where(

@@ -5,16 +5,16 @@ from __future__ import annotations
 import torch
 
 from openclaw_rl.training.batch import TrainBatch
-from openclaw_rl.training.own_steps import OwnSteps
+from openclaw_rl.training.line import Line
 
 
-def batch_metrics(batch: TrainBatch, version: int, own: OwnSteps) -> dict[str, float]:
-    """Sizes, shares and ages; `version`: the last step of all, by which `own` says how old a sample is."""
+def batch_metrics(batch: TrainBatch, version: int, line: Line) -> dict[str, float]:
+    """Sizes, shares and ages, these counted along the `line` of `version`, whose weights the step began with."""
     acting = batch.weights > 0
     rewards = batch.present_rewards
     effective = int(torch.unique(batch.owner[acting]).numel())
     drawn_by = [sample.version for sample in batch.samples if sample.version is not None]
-    ages = [own.taken(version) - own.taken(drawn) for drawn in drawn_by]
+    ages = [line.age(drawn, version) for drawn in drawn_by]
     metrics = {
         "samples": float(len(batch.samples)),
         "effective_samples": float(effective),

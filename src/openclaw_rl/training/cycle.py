@@ -21,12 +21,12 @@ from openclaw_rl.config import Config
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
-from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
+from openclaw_rl.store.outage import STORE_ERRORS, Outage, Patience, StoppedInOutage, outage_of
 from openclaw_rl.store.samples import SamplesGone
 from openclaw_rl.store.versions import BasisChanged
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.candidates import Candidates
-from openclaw_rl.training.checkpoint import discard_uncommitted, save_checkpoint
+from openclaw_rl.training.checkpoint import save_checkpoint
 from openclaw_rl.training.deaths import (
     EVALUATING,
     STOPPING,
@@ -39,13 +39,15 @@ from openclaw_rl.training.deaths import (
 from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluation
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.lease import Lease
+from openclaw_rl.training.leftovers import discard_leftovers
+from openclaw_rl.training.line import Line, line_of
 from openclaw_rl.training.metric_log import MetricFiles, metric_files
 from openclaw_rl.training.origin import begin, check_adapter
-from openclaw_rl.training.own_steps import OwnSteps, root_of, roots
+from openclaw_rl.training.own_steps import OwnSteps, root_of
 from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PUBLISH, Publisher, candidates
 from openclaw_rl.training.put_off import PutOff
-from openclaw_rl.training.recovery import resumable
+from openclaw_rl.training.recovery import NoIntactCheckpoint, resumable
 from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.turns_of_owners import Kept, KeptStates, Turns
@@ -156,7 +158,7 @@ class TrainingLoop:
         if not self._patience.waiting:  # else it is said what for, since when
             self._reporter.working("resuming")
         last = self._store.samples.last_step()
-        removed = self._discard_after(last)
+        removed = discard_leftovers(self._config.checkpoints_dir, self._store, last)
         begin(self._config, self._store, self._trainer)
         self._owner = None
         self._kept.clear()
@@ -164,11 +166,6 @@ class TrainingLoop:
             self._turn_to("")
         self._metric_files.follow(self._store)
         log.info("at step %d; %d leftovers removed", last, len(removed))
-
-    def _discard_after(self, last_step: int) -> list[str]:
-        known, own_id = self._store.turns.any_known, self._store.identity.get()
-        found = [discard_uncommitted(root, last_step, known, own_id) for root in roots(self._config.checkpoints_dir)]
-        return [name for names in found for name in names]
 
     def cycle(self) -> bool:
         """Do the next thing there is to do; False where there was nothing."""
@@ -188,9 +185,8 @@ class TrainingLoop:
         if outcome.refused is not None and not outcome.weights_changed:
             self._reject(samples, outcome.refused)
             self._store.status.count("steps_refused")
-        elif self._commit(samples, outcome) and self._candidates.publish(self._owner or ""):
-            self._follow_service()
-            prune(self._config, self._store, self._owner or "")
+        elif self._commit(samples, outcome) and self._candidates.publish(owner) and self._turn_to(owner):
+            prune(self._config, self._store, owner)
         return True
 
     # --- the steps of a cycle, in order --------------------------------------------------------------------
@@ -203,36 +199,36 @@ class TrainingLoop:
         return pinned is not None
 
     def _turn_to(self, owner: str) -> bool:
-        """Have this owner's policy in the trainer, as its version in service is; False where that is put off.
-
-        A file of one owner's that cannot be read stops nobody else.
-        """
-        try:
-            if owner == self._owner:
-                self._follow_service()
-                return True
-            if self._owner is not None:
-                self._kept.put(self._owner, Kept(version=self._basis, state=self._trainer.state()))
-            self._owner = None  # nobody's, where the next line does not come to its end
-            self._restore(owner)
-            self._owner = owner
-        except UnreadablePolicy as error:
-            if not owner:
-                raise
-            if self._put_off.put(owner, f"{error.filename} to be readable ({error.strerror})"):
-                log.error("one owner's policy is not trained meanwhile: %s", error)
-            return False
-        self._put_off.done(owner)
-        return True
-
-    def _follow_service(self) -> None:
-        """Train on from the version in service, whichever that is by now.
+        """Have this owner's policy in the trainer, as its version in service is; False where it is pinned or put off.
 
         Mostly it is the one just trained. After a rollback, or a refusal by the gate or the engine, it is an earlier
         one: to train on from weights that nobody samples from would teach the policy by the answers of another.
+        Files of one owner's that cannot be read, or of which none is whole, stop nobody else.
         """
-        if self._store.versions.serving(self._owner or "").version != self._basis:
-            self._restore(self._owner or "")
+        if owner == self._owner and self._store.versions.serving(owner).version == self._basis:
+            return True
+        if owner in self._store.versions.pinned_owners():
+            return False  # its checkpoint is looked at once it is unpinned: damage there would lift the pin
+        if self._owner not in {None, owner}:
+            self._kept.put(self._owner or "", Kept(version=self._basis, state=self._trainer.state()))
+        self._owner = None  # nobody's, where the next line does not come to its end
+        try:
+            self._restore(owner)
+        except (UnreadablePolicy, NoIntactCheckpoint) as error:
+            if not owner:
+                raise
+            words = f"a person: {error}"
+            if isinstance(error, UnreadablePolicy):
+                words = f"{error.filename} to be readable ({error.strerror})"
+            self._leave_alone(owner, words, error)
+            return False
+        self._owner = owner
+        return True
+
+    def _leave_alone(self, owner: str, words: str, error: Exception) -> None:
+        """Put one owner's policy off, for as much longer as it failed since a checkpoint of it was written last."""
+        if self._put_off.put(owner, words):
+            log.error("one owner's policy is not trained meanwhile: %s", error)
 
     def _restore(self, owner: str) -> None:
         """Take the weights of an owner's version in service, or of the candidate that waits; count on from the last.
@@ -244,6 +240,8 @@ class TrainingLoop:
         kept = self._kept.take(owner, basis) or self._read_from_disk(owner, basis)
         self._trainer.restore(dataclasses.replace(kept.state, step=last), weights_version=kept.version)
         self._trainer.own = OwnSteps.of(self._store.samples.step_numbers(owner), last)
+        versions, since = self._store.versions.of(owner), self._store.versions.states_since()
+        self._trainer.line = Line.of(line_of(kept.version, versions, since))
         self._basis = kept.version
 
     def _read_from_disk(self, owner: str, basis: int) -> Kept:
@@ -254,8 +252,7 @@ class TrainingLoop:
         return Kept(version=intact.version, state=state)
 
     def _expire_stale(self) -> None:
-        trainer = self._trainer
-        oldest = trainer.own.oldest_allowed(trainer.step_number, self._config.training.max_staleness)
+        oldest = self._trainer.line.oldest_allowed(self._basis, self._config.training.max_staleness)
         owner = self._owner or ""
         spared = self._deaths.suspects()
         expired = self._store.samples.expire(before_version=oldest, owner=owner, spared=spared) if oldest > 0 else 0
@@ -267,8 +264,8 @@ class TrainingLoop:
         owner = self._owner or ""
         ready = self._store.samples.ready(owner)
         decision = batch_due(ready.count, ready.oldest_created_at, time.time(), self._config.rollout)
-        claims = self._store.samples.take_up_claims(self._config.training.lease_s, owner)
-        if not decision.due and not claims:
+        begun = owner in self._store.samples.claiming_owners()  # by a dead predecessor
+        if not decision.due and not begun:
             self._reporter.waiting(f"a batch: {decision.why}", ready=ready.count)
             return []
         closed = closed_because(
@@ -281,10 +278,13 @@ class TrainingLoop:
             return []
         self._turns.taken(owner)
         training = self._config.training
-        claimed = claims or self._store.samples.claim(
-            decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
+        claimed = self._deaths.sift(
+            self._store.samples.take_up_claims(training.lease_s, owner)
+            if begun
+            else self._store.samples.claim(
+                decision.size, training.lease_s, owner, max_tokens=training.max_tokens_per_step
+            )
         )
-        claimed = self._deaths.sift(claimed)
         obstacles = self._trainer.usable.obstacles(claimed)
         for sample in claimed:
             if sample.turn_id in obstacles:
@@ -342,7 +342,15 @@ class TrainingLoop:
         self._reporter.working(f"writing the checkpoint of step {outcome.step}")
         owner = self._owner or ""
         root = root_of(self._config.checkpoints_dir.resolve(), owner)
-        checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
+        try:
+            checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
+        except OSError as error:
+            if not owner or outage_of(error) is Outage.DISK_FULL:  # which is everybody's
+                raise
+            self._leave_alone(owner, f"{error.filename or root} to be writable ({error.strerror})", error)
+            self._undo()
+            return False
+        self._put_off.done(owner)
         if outcome.refused is None and self._evaluate is not None:
             outcome = self._evaluated(samples, outcome, self._evaluate, weights_of(checkpoint).directory)
         self._patience.until_done(lambda: self._deaths.survived(samples))
@@ -353,19 +361,24 @@ class TrainingLoop:
         except (BasisChanged, SamplesGone) as error:
             log.warning("%s: the step is undone, its samples wait again", error)
             self._store.status.count("steps_overtaken")
-            self._store.samples.release_claims()
-            self._discard_after(outcome.step - 1)
-            self._restore(owner)
+            self._undo()
+            discard_leftovers(self._config.checkpoints_dir, self._store, outcome.step - 1)
             return False
         self._metric_files.follow(self._store)
         if outcome.refused is not None:
             log.error("%s is refused (%s) and kept in %s", version.name, outcome.refused, checkpoint)
-            self._restore(owner)
+            self._owner = None
             return True
-        self._basis = version.version
         self._trainer.own = self._trainer.own.and_then(outcome.step)
+        self._trainer.line = self._trainer.line.and_then(version.version, self._basis)
+        self._basis = version.version
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
         return True
+
+    def _undo(self) -> None:
+        """The samples of a step wait again, and its weights are nobody's: the next turn takes those in service."""
+        self._store.samples.release_claims()
+        self._owner = None
 
     def _evaluated(
         self, samples: list[Sample], outcome: StepOutcome, evaluate: Evaluation, version: Path

@@ -1,7 +1,7 @@
 """Which of all committed steps are one policy's own, where several owners' policies are trained in turn.
 
 Steps are numbered over all owners, because a step's number is its version's, which is never given twice. What depends
-on how far a policy has come (the learning rate's schedule, staleness) counts its own steps.
+on how far a policy has come (the learning rate's schedule) counts its own steps; how old samples are, see `line`.
 """
 
 from __future__ import annotations
@@ -27,19 +27,12 @@ class OwnSteps:
         return cls() if len(numbers) == last else cls(numbers=tuple(numbers))
 
     def taken(self, step: int) -> int:
-        """How many steps this policy had taken when `step` was the last of all; of a version: how old it was then."""
+        """How many steps this policy had taken when `step` was the last of all."""
         return step if self.numbers is None else bisect_right(self.numbers, step)
 
     def and_then(self, step: int) -> OwnSteps:
         """With one more step of its own, which is the last of all."""
         return self if self.numbers is None else OwnSteps(numbers=(*self.numbers, step))
-
-    def oldest_allowed(self, last: int, staleness: int) -> int:
-        """The oldest version that is no more than `staleness` of its own steps behind; 0: all are recent enough."""
-        behind = self.taken(last) - staleness
-        if behind <= 0:
-            return 0
-        return behind if self.numbers is None else self.numbers[behind - 1]
 
 
 def root_of(checkpoints: Path, owner: str) -> Path:

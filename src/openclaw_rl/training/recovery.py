@@ -16,6 +16,7 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import CorruptPolicy
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import load_checkpoint
+from openclaw_rl.training.line import line_of
 from openclaw_rl.training.trainer import TrainerState
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, VersionState
 
@@ -62,27 +63,6 @@ def resumable(store: Store, owner: str, basis: int) -> Intact:
     if intact.damaged:
         _fall_back(store, intact, owner)
     return intact
-
-
-def line_of(version: int, versions: Sequence[PolicyVersion], since: Mapping[int, float]) -> list[PolicyVersion]:
-    """A version, what it was built on, and so on back to the base, which is not in it.
-
-    Of a version of before that was written down it is the last one before it that was in service until it was made,
-    or longer. `since`: since when each version has been in its state.
-    """
-    by_number = {one.version: one for one in versions if one.version != BASE_VERSION}
-    line: list[PolicyVersion] = []
-    number = version
-    while number in by_number:
-        own = by_number[number]
-        line.append(own)
-        older = (
-            n
-            for n, one in by_number.items()
-            if n < number and (one.state is VersionState.SERVING or since[n] >= own.created_at)
-        )
-        number = max(older, default=BASE_VERSION) if own.basis is None else own.basis
-    return line
 
 
 def newest_intact(line: Sequence[PolicyVersion], checkpoints: Mapping[int, Path]) -> Intact:
@@ -134,7 +114,8 @@ def _fall_back(store: Store, intact: Intact, owner: str) -> None:
         if states[version] is VersionState.CANDIDATE:
             store.versions.reject(version, REASON)
         elif states[version] is VersionState.SERVING:
-            store.versions.roll_back(intact.version, owner, reason=REASON)
+            damaged = [number for number, _ in intact.damaged]
+            store.versions.roll_back(intact.version, owner, reason=REASON, given_up=damaged)
         else:
             continue
         store.status.count(DAMAGED)

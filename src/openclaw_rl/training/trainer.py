@@ -29,6 +29,7 @@ from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
 from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.hint_choice import HintChooser
 from openclaw_rl.training.learned import Learned, LearnedAdapter, LearnedModel, on_cpu
+from openclaw_rl.training.line import Line
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.moments import Adam, adam
 from openclaw_rl.training.objective import StepContext
@@ -146,7 +147,7 @@ class Trainer:
         self.step_number = 0
         self.averages: dict[str, float] = {}
         self.weights_version = 0
-        self.own = OwnSteps()
+        self.own, self.line = OwnSteps(), Line()
         self._trained: tuple[str, ...] = ()
         self._first_rng = torch.get_rng_state()
 
@@ -279,8 +280,8 @@ class Trainer:
         started = time.monotonic()
         # A single pass changes no weights before it is known that it came to something.
         before = self.state() if self.config.epochs_per_batch > 1 else None
-        rng, number = torch.get_rng_state(), self.step_number
-        scored_by = self.teacher.name(self.weights_version)
+        rng, number, basis = torch.get_rng_state(), self.step_number, self.weights_version
+        scored_by = self.teacher.name(basis)
         choice = self._chooser.choose(samples, lambda: progress("choosing among hints"))
         batch = build_batch(choice.samples, self.config.method, self.config.loss, self.scorer.device)
         meter = Meter()
@@ -293,7 +294,7 @@ class Trainer:
             self._optimizer.zero_grad()
             torch.set_rng_state(rng)
             if before is not None:
-                self.restore(before, weights_version=self.weights_version)
+                self.restore(before, weights_version=basis)
         else:
             broken = False
             loss = meter.means().get("loss")
@@ -312,7 +313,7 @@ class Trainer:
             self.scorer.release_head()
         return StepOutcome(
             step=number + 1,
-            metrics={**meter.means(), **batch_metrics(batch, number, self.own)},
+            metrics={**meter.means(), **batch_metrics(batch, basis, self.line)},
             seconds=time.monotonic() - started,
             refused=refused,
             weights_changed=not broken,

@@ -1,0 +1,160 @@
+"""What fails for one owner's policy stops no other's."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.store import Store
+from openclaw_rl.training.leftovers import discard_leftovers
+from openclaw_rl.training.own_steps import root_of
+from openclaw_rl.training.pruning import prune
+from openclaw_rl.training.publish import PublishError
+from openclaw_rl.types import PolicyVersion, VersionState
+from tests.training.test_cycle import StorePublisher, fill, make_config, make_loop, set_pause
+from tests.training.test_turns_of_owners import config_of, give, work_off
+from tests.unreadable import FAILING, failing, without_rights
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store.open(tmp_path / "store.sqlite")
+    yield opened
+    opened.close()
+
+
+@pytest.mark.skipif(not FAILING.exists(), reason="needs /proc/self/mem")
+def test_one_owners_unreadable_checkpoint_stops_nobody_else(tmp_path: Path, store: Store) -> None:
+    give(store, "ann", 0, 1)
+    give(store, "bob", 10, 11)
+    config = config_of(tmp_path)
+    work_off(make_loop(config, store))
+    for numbers in ((2, 3), (4, 5)):
+        give(store, "ann", *numbers)
+        give(store, "bob", *(10 + number for number in numbers))
+    held = [one.turn_id for one in store.samples.claim(2, 60.0, "ann")]
+    loop = make_loop(config, store)
+    with failing(Path(store.samples.steps("ann")[-1].checkpoint) / "trainer_state.pt"):
+        work_off(loop)
+        assert [step.owner for step in store.samples.steps()] == ["ann", "bob", "bob", "bob"]
+        waits = store.status.loops()[0].waiting_for
+        assert waits is not None
+        assert "trainer_state.pt to be readable (Input/output error)" in waits
+    loop._put_off.done("ann")
+    while loop.cycle():
+        pass
+    assert list(store.samples.steps("ann")[1].sample_ids) == held
+    assert len(store.samples.steps("ann")) == 3
+    assert store.versions.serving("bob").version == 4
+
+
+@pytest.mark.parametrize("found", ["at its turn", "after a refused step"])
+def test_one_owners_lost_checkpoints_stop_nobody_else(
+    tmp_path: Path, store: Store, found: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    give(store, "ann", 0, 1)
+    give(store, "bob", 10, 11)
+    config = config_of(tmp_path)
+    work_off(make_loop(config, store))
+    give(store, "ann", 2, 3)
+    give(store, "bob", 12, 13)
+    refusing = {"probes": 0, "max_kl_to_base": 1e-9}
+    loop = make_loop(config_of(tmp_path, gate=refusing) if found == "after a refused step" else config, store)
+    loop.resume()
+    if found == "after a refused step":
+        assert loop._turn_to("ann")  # it is read before it is lost
+    set_pause(loop, 60.0)
+    shutil.rmtree(root_of(config.checkpoints_dir, "ann"))
+    while loop.cycle():
+        pass
+    owners = [step.owner for step in store.samples.steps()]
+    assert owners[2:] == (["bob"] if found == "at its turn" else ["ann", "bob"])
+    assert "none of the 1 checkpoints that training may go on from is whole" in caplog.text
+    assert "none of the 1 checkpoints" in str(store.status.loops()[0].waiting_for)
+    assert store.versions.serving("ann").version == 1
+    store.versions.roll_back(0, "ann")  # as the message says
+    loop._put_off.done("ann")
+    give(store, "ann", 4, 5)
+    assert loop.cycle()
+    assert store.samples.steps()[-1].owner == "ann"
+
+
+def test_one_owners_directory_that_cannot_be_written_stops_nobody_else(tmp_path: Path, store: Store) -> None:
+    for numbers in ((0, 1), (2, 3)):
+        give(store, "ann", *numbers)
+        give(store, "bob", *(10 + number for number in numbers))
+    held = [one.turn_id for one in store.samples.claim(2, 60.0, "ann")]
+    config = config_of(tmp_path)
+    root = root_of(config.checkpoints_dir, "ann")
+    root.parent.mkdir()
+    root.write_text("no directory")
+    loop = make_loop(config, store)
+    set_pause(loop, 60.0)
+    work_off(loop)
+    assert [step.owner for step in store.samples.steps()] == ["bob", "bob"]
+    assert store.samples.claiming_owners() == []
+    assert f"{root} to be writable" in str(store.status.loops()[0].waiting_for)
+    root.unlink()
+    loop._put_off.done("ann")
+    while loop.cycle():
+        pass
+    assert [list(step.sample_ids) for step in store.samples.steps("ann")] == [held, ["t2", "t3"]]
+
+
+def test_one_owners_directory_that_cannot_be_looked_into_stops_nobody_else(
+    tmp_path: Path, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    give(store, "ann", 0, 1)
+    config = config_of(tmp_path)
+    work_off(make_loop(config, store))
+    give(store, "bob", 10, 11)
+    give(store, "ann", 2, 3)
+    with without_rights(root_of(config.checkpoints_dir, "ann")):
+        assert discard_leftovers(config.checkpoints_dir, store, 1) == []
+        prune(config, store, "ann")
+    assert "is not removed" in caplog.text
+    assert "are not pruned" in caplog.text
+    work_off(make_loop(config, store))
+    assert sorted(step.owner for step in store.samples.steps()) == ["ann", "ann", "bob"]
+
+
+def test_a_candidate_that_cannot_be_published_stops_its_owner_alone(tmp_path: Path, store: Store) -> None:
+    class Unreadable(StorePublisher):
+        def publish(self, version: PolicyVersion, heartbeat: Callable[[], None]) -> None:
+            if version.owner == "ann" and self.fail:
+                self.fail -= 1
+                raise PublishError("a file cannot be read")
+            super().publish(version, heartbeat)
+
+    for numbers in ((0, 1), (2, 3)):
+        give(store, "ann", *numbers)
+        give(store, "bob", *(10 + number for number in numbers))
+    loop = make_loop(config_of(tmp_path), store)
+    loop._candidates.publisher = Unreadable(store, fail=1)
+    set_pause(loop, 60.0)
+    work_off(loop)
+    assert [step.owner for step in store.samples.steps()] == ["ann", "bob", "bob"]
+    assert store.status.counts().counters["publish_failures"] == 1
+    assert "another try to publish policy-v1" in str(store.status.loops()[0].waiting_for)
+    loop._put_off.done("ann")
+    while loop.cycle():
+        pass
+    assert store.versions.serving("ann").version == 4
+    assert store.versions.serving("bob").version == 3
+
+
+def test_an_owners_waiting_candidate_does_not_hold_the_shared_policy(tmp_path: Path, store: Store) -> None:
+    """`policies.per` was set back to none while a version of ann's waited, and it cannot be published still."""
+    give(store, "ann", 0, 1)
+    loop = make_loop(config_of(tmp_path), store, fail=99)
+    set_pause(loop, 60.0)
+    work_off(loop)
+    fill(store, 2, first=20)
+    shared = make_loop(make_config(tmp_path), store, fail=1)
+    set_pause(shared, 60.0)
+    work_off(shared)
+    assert [step.owner for step in store.samples.steps()] == ["ann", ""]
+    assert [one.state for one in store.versions.all()][1:] == [VersionState.CANDIDATE, VersionState.SERVING]
