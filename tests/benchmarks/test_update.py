@@ -38,6 +38,7 @@ from benchmarks.update_load import (
     whole_updates,
 )
 
+from openclaw_rl.config import TrainingConfig
 from openclaw_rl.evaluation.ledger import Entry, Purpose
 from openclaw_rl.models import available_devices, choose_device
 from openclaw_rl.store.status import Span
@@ -115,7 +116,7 @@ def arguments(**changed: Any) -> argparse.Namespace:
         "model_path": "smollm2",
         "streams": 12,
         "batch_size": 2,
-        "niceness": 0,
+        "niceness": None,
         "set": ["engine.threads=2"],
         **changed,
     }
@@ -131,6 +132,9 @@ def test_a_row_is_a_deployment_that_differs_in_words_only(tmp_path: Path) -> Non
     on_cpu = choose_device("auto", available_devices()) == "cpu"
     assert set(SGLANG_ON_CPU).issubset(sglang.engine.extra_args) is on_cpu
     assert not sglang.training.use_lora
+    assert (config.training.niceness, sglang.training.niceness) == (TrainingConfig().niceness, 0)
+    vllm = config_of(Case(engine="vllm", kind="lora", mode="seamless"), arguments(niceness=3), tmp_path)
+    assert vllm.training.niceness == 3
 
 
 @pytest.mark.parametrize("mode", ["seamless", "refuse"])
