@@ -128,7 +128,7 @@ def _compare(ledger: Ledger, look: Look, problems: list[str]) -> Findings:
 
 def _about(options: Options, ledger: Ledger, look: Look, seconds: float) -> Mapping[str, Any]:
     record = look.record()
-    kept = ("requests_retried", "judge_leases_returned", "sample_leases_expired", "turns_excluded_not_delivered")
+    kept = ("requests_retried", "judge_leases_returned", "samples_returned", "turns_excluded_not_delivered")
     return {
         "seed": options.seed,
         "seconds": round(seconds),

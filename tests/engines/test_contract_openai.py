@@ -31,7 +31,7 @@ from openclaw_rl.types import SamplingParams
 from tests.engines.contract import conversation
 from tests.engines.harness import EngineHarness, answer, free_port
 from tests.engines.support import not_installed
-from tests.engines.vllm_promises import CountingHarness, VllmContract
+from tests.engines.vllm_promises import TOKENS_IN_A_PASS, CountingHarness, VllmContract
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 START_S = 600.0
@@ -107,6 +107,7 @@ def server_command(config: Config, model: Path) -> list[str]:
         "--dtype": "float32",
         "--max-model-len": str(config.engine.context_length),
         "--max-num-seqs": str(config.engine.max_parallel),
+        "--max-num-batched-tokens": str(TOKENS_IN_A_PASS),
         "--max-lora-rank": str(config.training.lora.rank),
         "--max-loras": versions,
         "--max-cpu-loras": versions,

@@ -16,7 +16,7 @@ from openclaw_rl.models import resolve_model
 from openclaw_rl.serving.engines.vllm.launch import find_python
 from tests.engines.harness import EngineHarness
 from tests.engines.support import not_installed
-from tests.engines.vllm_promises import CountingHarness, VllmContract
+from tests.engines.vllm_promises import TOKENS_IN_A_PASS, CountingHarness, VllmContract
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 START_S = 600.0
@@ -56,6 +56,7 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]
         "context_length": 512,
         "max_versions": 3,
         "threads": 1,
+        "extra_args": ["--max-num-batched-tokens", str(TOKENS_IN_A_PASS)],
         "vllm": {"start_timeout_s": START_S},
     }
     run_dir = tmp_path_factory.mktemp("vllm")

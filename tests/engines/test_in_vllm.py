@@ -10,9 +10,9 @@ import torch
 
 from openclaw_rl.serving.engines.vllm.in_vllm.openclaw_rl_in_vllm import (
     WorkerExtension,
-    drawing_for_nobody,
     for_adapters_only,
-    keeping_generators,
+    sparing_unread,
+    undrawing_unread,
 )
 
 
@@ -100,7 +100,7 @@ class Runner:
 def test_a_prompt_that_is_read_in_pieces_draws_as_one_that_is_not() -> None:
     """Row 2 is not read to its end in the first pass; row 1 has no seed. vLLM itself ends at this."""
     runner: Any = Runner([False, False, True])
-    draw, book = drawing_for_nobody(Runner.sample), keeping_generators(Runner.bookkeeping)
+    draw, book = undrawing_unread(Runner.sample), sparing_unread(Runner.bookkeeping)
     with pytest.raises(RuntimeError, match="offset"):
         runner.bookkeeping()
     first = draw(runner)

@@ -77,10 +77,9 @@ class EmbeddedService:
         self._context = min(config.engine.context_length, context_length(path))
         model = load_causal_lm(path, config.dtype, config.model.device)
         self._end_tokens = end_tokens(model, self._tokenizer)
-        # One version in service and its successor must fit, whatever is configured.
         self._adapters = AdapterPool(
             model,
-            max(2, config.engine.max_versions),
+            config.engine.max_versions,
             config.engine.max_full_versions,
             spare_last=not config.policies.owned,
         )

@@ -110,7 +110,7 @@ class OpenAIEngine:
             api_key=None if engine.api_key is None else engine.api_key.get_secret_value(),
             raw_logprobs=engine.upstream_logprobs == "raw",
             context_length=engine.context_length,
-            max_versions=max(2, engine.max_versions),  # the one in service, and its successor
+            max_versions=engine.max_versions,
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=engine.load_timeout_s,
         )

@@ -84,7 +84,7 @@ class SglangEngine:
             model=ModelSource(config),
             context_length=config.engine.context_length,
             max_requests=queue_length(config),
-            max_versions=slots(config),
+            max_versions=config.engine.max_versions,
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=config.engine.load_timeout_s,
         )
@@ -271,11 +271,6 @@ class SglangEngine:
 def queue_length(config: Config) -> int:
     """How many requests SGLang may have at once, running or waiting."""
     return config.engine.max_parallel + config.serving.max_queue
-
-
-def slots(config: Config) -> int:
-    """How many adapters are kept: with one, the version in service and the next would drive each other out."""
-    return max(2, config.engine.max_versions)
 
 
 class ModelSource:

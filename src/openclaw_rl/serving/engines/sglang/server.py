@@ -21,7 +21,7 @@ from openclaw_rl.serving.engines.check import kind_in_service
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
 from openclaw_rl.serving.engines.requirements import Situation
-from openclaw_rl.serving.engines.sglang.client import SglangEngine, queue_length, slots
+from openclaw_rl.serving.engines.sglang.client import SglangEngine, queue_length
 from openclaw_rl.serving.engines.sglang.requirements import another_model, unmet
 from openclaw_rl.serving.engines.sglang.wire import RESERVED_TOKENS
 from openclaw_rl.store import Store
@@ -147,7 +147,7 @@ def launch(config: Config, port: int) -> ExternalServer:
         "--max-queued-requests": str(queue_length(config)),  # whoever is too many is refused here
         "--chunked-prefill-size": str(engine.prefill_chunk_tokens),
         "--max-lora-rank": str(lora.rank),
-        "--max-loras-per-batch": str(slots(config) + 1),  # the base takes one
+        "--max-loras-per-batch": str(config.engine.max_versions + 1),  # the base takes one
         "--sampling-mask-max-tokens": str(engine.sglang.kept_tokens),
         "--log-level": "warning",
     }

@@ -34,7 +34,7 @@ from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import VllmApi
 from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES, EXTENSION
 from openclaw_rl.serving.engines.vllm.files import verify, version_weights
-from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, SPARE_TOKENS, slots
+from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, SPARE_TOKENS
 from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server, warn_of_another_model
 from openclaw_rl.serving.engines.vllm.swap import ModelSwap
 from openclaw_rl.serving.engines.vllm.versions import UNTOUCHED, LoadedVersions, Served, using, weights_name
@@ -387,7 +387,7 @@ class VllmEngine:
 
     def _none_loaded(self) -> LoadedVersions:
         """What a vLLM has that has just started."""
-        return LoadedVersions(slots(self._config), base=self._found.base if self._found else BASE_NAME)
+        return LoadedVersions(self._config.engine.max_versions, base=self._found.base if self._found else BASE_NAME)
 
     def _check_ready(self) -> None:
         if not self._ready:

@@ -42,11 +42,6 @@ def find_python(config: Config) -> Path:
     )
 
 
-def slots(config: Config) -> int:
-    """How many versions vLLM keeps ready: the one in service and its successor at least."""
-    return max(2, config.engine.max_versions)
-
-
 def dtype_of(config: Config) -> str:
     """The type that the trainer computes in: what vLLM would choose by itself is another one on a CPU."""
     place = choose_device(config.model.device, available_devices())
@@ -65,7 +60,7 @@ def server_command(config: Config, *, python: Path, model: Path, context: int, s
     It gets no TCP port: vLLM's routes for developers, which swap weights, ask for no key, and a web page can post to
     any port of loopback. It ends with us (`tied`), also when we are killed.
     """
-    versions = str(slots(config))
+    versions = str(config.engine.max_versions)
     options = {
         "--model": str(model),
         "--served-model-name": BASE_NAME,

@@ -71,10 +71,10 @@ def for_adapters_only(operation: Callable[..., None]) -> Callable[..., None]:
     return applied
 
 
-def drawing_for_nobody(sample: Callable[..., Any]) -> Callable[..., Any]:
+def undrawing_unread(sample: Callable[..., Any]) -> Callable[..., Any]:
     """A runner's `_sample` after which those whose prompt is not read to its end have the random numbers of before.
 
-    vLLM draws for them with the others, throws the token away, and takes the draw back (`keeping_generators`).
+    vLLM draws for them with the others, throws the token away, and takes the draw back (`sparing_unread`).
     """
 
     @functools.wraps(sample)
@@ -88,7 +88,7 @@ def drawing_for_nobody(sample: Callable[..., Any]) -> Callable[..., Any]:
     return drawn
 
 
-def keeping_generators(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
+def sparing_unread(bookkeeping: Callable[..., Any]) -> Callable[..., Any]:
     """A runner's `_bookkeeping_sync` that leaves alone the generators of those whose prompt is not read to its end.
 
     vLLM counts them back, which a generator of the CPU cannot: one request with a seed, whose prompt is read in two
@@ -115,7 +115,10 @@ def _of_unread(runner: Any) -> dict[int, torch.Generator]:
 
 
 def _mend() -> None:
-    """Put them in the place of vLLM's, where this is a worker on a CPU; on a GPU what vLLM does is right."""
+    """Put them in the place of vLLM's, where this is a worker on a CPU; on a GPU what vLLM does is right.
+
+    vLLM's second runner (`VLLM_USE_V2_MODEL_RUNNER`) has a sampler of its own, and is not looked after.
+    """
     if (
         importlib.util.find_spec("vllm") is None
         or not importlib.import_module("vllm.platforms").current_platform.is_cpu()
@@ -128,8 +131,8 @@ def _mend() -> None:
         setattr(operations, name, mended)
         setattr(layers, name, mended)
     runner = importlib.import_module("vllm.v1.worker.gpu_model_runner").GPUModelRunner
-    runner._sample = drawing_for_nobody(runner._sample)
-    runner._bookkeeping_sync = keeping_generators(runner._bookkeeping_sync)
+    runner._sample = undrawing_unread(runner._sample)
+    runner._bookkeeping_sync = sparing_unread(runner._bookkeeping_sync)
 
 
 _mend()
