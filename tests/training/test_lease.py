@@ -98,8 +98,11 @@ def test_samples_that_were_deleted_during_a_step_undo_it_and_training_goes_on(tm
     assert store.versions.serving().version == 1
 
 
-def test_samples_that_were_deleted_before_they_are_rejected_are_no_matter(store: Store) -> None:
-    fill(store, 2)
-    store.samples.claim(2, 60.0)
+def test_samples_that_were_deleted_before_they_are_rejected_or_given_back_are_no_matter(store: Store) -> None:
+    fill(store, 3)
+    store.samples.claim(3, 60.0)
     store.samples.reject(["t0", "gone"], reason="custom_loss_unusable")
     assert store.status.counts().counters["samples_rejected_custom_loss_unusable"] == 1
+    store.samples.give_back(["t1", "gone"])
+    store.samples.give_back(["gone"])
+    assert [sample.turn_id for sample in store.samples.claim(3, 60.0)] == ["t1"]

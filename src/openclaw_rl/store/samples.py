@@ -198,9 +198,9 @@ class SampleStore:
             return _return_expired_leases(connection, float("inf"))
 
     def give_back(self, turn_ids: Sequence[str]) -> None:
-        """Claimed samples that the step is made without wait again."""
+        """Claimed samples that the step is made without, and that are still there, wait again."""
         with self._database.write() as connection:
-            move_samples(connection, turn_ids, SampleState.READY, lease_until=None)
+            move_samples(connection, _still_there(connection, turn_ids), SampleState.READY, lease_until=None)
 
     def commit_step(self, record: StepRecord, version: PolicyVersion, *, basis: int | None = None) -> None:
         """A step is done: its samples, its row and its version, in one transaction, on the disk when it returns.
@@ -246,8 +246,8 @@ class SampleStore:
     def reject(self, turn_ids: Sequence[str], *, reason: str) -> None:
         """Samples that no step can use: those that are still there are spent, and the reason is counted."""
         with self._database.write() as connection:
-            there = connection.execute(select(samples.c.turn_id).where(samples.c.turn_id.in_(turn_ids))).scalars()
-            move_samples(connection, list(there), SampleState.REJECTED, reason=reason, lease_until=None)
+            there = _still_there(connection, turn_ids)
+            move_samples(connection, there, SampleState.REJECTED, reason=reason, lease_until=None)
 
     def step_numbers(self, owner: str) -> tuple[int, ...]:
         """The numbers of this owner's committed steps, the first first."""
@@ -304,6 +304,10 @@ class SampleStore:
 
 def _claimed(column: ColumnElement[str]) -> Select[str]:
     return select(column).where(samples.c.state == SampleState.CLAIMED.value)
+
+
+def _still_there(connection: Connection, turn_ids: Sequence[str]) -> list[str]:
+    return list(connection.execute(select(samples.c.turn_id).where(samples.c.turn_id.in_(turn_ids))).scalars())
 
 
 def _insert(connection: Connection, sample: Sample) -> None:
