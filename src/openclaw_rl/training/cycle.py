@@ -23,7 +23,7 @@ from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Outage, Patience, StoppedInOutage, outage_of
 from openclaw_rl.store.samples import SamplesGone
-from openclaw_rl.store.versions import BasisChanged
+from openclaw_rl.store.versions import BasisChanged, Pinned
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.candidates import Candidates
 from openclaw_rl.training.checkpoint import save_checkpoint
@@ -214,13 +214,17 @@ class TrainingLoop:
         self._owner = None  # nobody's, where the next line does not come to its end
         try:
             self._restore(owner)
-        except (UnreadablePolicy, NoIntactCheckpoint) as error:
+        except Pinned:
+            return False  # while it was looked at
+        except UnreadablePolicy as error:
             if not owner:
                 raise
-            words = f"a person: {error}"
-            if isinstance(error, UnreadablePolicy):
-                words = f"{error.filename} to be readable ({error.strerror})"
-            self._leave_alone(owner, words, error)
+            self._leave_alone(owner, f"{error.filename} to be readable ({error.strerror})", error)
+            return False
+        except NoIntactCheckpoint as error:
+            if not owner:
+                raise
+            self._leave_alone(owner, f"a person: {error}", error)
             return False
         self._owner = owner
         return True

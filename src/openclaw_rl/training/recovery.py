@@ -56,6 +56,7 @@ def resumable(store: Store, owner: str, basis: int) -> Intact:
     Raises:
         NoIntactCheckpoint: `basis` and all that it was built on are damaged, or out of service.
         UnreadablePolicy: the system does not let a checkpoint be read; nothing was changed.
+        Pinned: a person pinned a version while it was looked; it stays in service, damaged or not.
     """
     line = line_of(basis, store.versions.of(owner), store.versions.states_since())
     checkpoints = {step.version: Path(step.checkpoint) for step in store.samples.steps(owner)}
