@@ -192,10 +192,10 @@ class SampleStore:
         with self._database.read() as connection:
             return list(connection.execute(_claimed(samples.c.owner).distinct().order_by(samples.c.owner)).scalars())
 
-    def release_claims(self) -> int:
-        """Give back every claimed sample: for the one trainer, when it stops or a step is undone."""
+    def release_claims(self, owner: str | None = None) -> int:
+        """Give back what is claimed: for the one trainer, all when it stops, or an owner's when a step is undone."""
         with self._database.write() as connection:
-            return _return_expired_leases(connection, float("inf"))
+            return _return_expired_leases(connection, float("inf"), owner)
 
     def give_back(self, turn_ids: Sequence[str]) -> None:
         """Claimed samples that the step is made without, and that are still there, wait again."""
@@ -337,8 +337,10 @@ def _check_owner(connection: Connection, record: StepRecord) -> None:
         raise ValueError(f"step {record.step} has samples of {len(others)} other owners")
 
 
-def _return_expired_leases(connection: Connection, now: float) -> int:
-    query = select(samples.c.turn_id).where(samples.c.state == SampleState.CLAIMED.value, samples.c.lease_until < now)
+def _return_expired_leases(connection: Connection, now: float, owner: str | None = None) -> int:
+    query = _claimed(samples.c.turn_id).where(samples.c.lease_until < now)
+    if owner is not None:
+        query = query.where(samples.c.owner == owner)
     returned = list(connection.execute(query).scalars())
     if returned:
         move_samples(connection, returned, SampleState.READY, lease_until=None)

@@ -381,7 +381,7 @@ class TrainingLoop:
 
     def _undo(self) -> None:
         """The samples of a step wait again, and its weights are nobody's: the next turn takes those in service."""
-        self._store.samples.release_claims()
+        self._store.samples.release_claims(self._owner or "")  # what is held of others' is their next batch
         self._owner = None
 
     def _evaluated(
