@@ -21,7 +21,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
-from openclaw_rl.store.outage import STORE_ERRORS, Outage, Patience, StoppedInOutage, outage_of
+from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
 from openclaw_rl.store.samples import SamplesGone
 from openclaw_rl.store.versions import BasisChanged, Pinned
 from openclaw_rl.supervision.process import LoopReporter
@@ -43,6 +43,7 @@ from openclaw_rl.training.leftovers import discard_leftovers
 from openclaw_rl.training.line import Line, line_of
 from openclaw_rl.training.metric_log import MetricFiles, metric_files
 from openclaw_rl.training.origin import begin, check_adapter
+from openclaw_rl.training.own_disk import check_writable, is_of_one_owner
 from openclaw_rl.training.own_steps import OwnSteps, root_of
 from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PUBLISH, Publisher, candidates
@@ -175,7 +176,7 @@ class TrainingLoop:
         owner = self._turns.next(self._reporter)
         if owner is None:
             return False
-        if not self._turn_to(owner):
+        if not self._turn_to(owner) or not self._can_be_kept(owner):
             return True
         self._expire_stale()
         samples = self._claim_due()
@@ -233,6 +234,20 @@ class TrainingLoop:
         """Put one owner's policy off, for as much longer as it failed since a checkpoint of it was written last."""
         if self._put_off.put(owner, words):
             log.error("one owner's policy is not trained meanwhile: %s", error)
+
+    def _can_be_kept(self, owner: str) -> bool:
+        """Whether a checkpoint of this owner's could be written: else no step is computed, and its batch is held."""
+        if not owner:
+            return True
+        root = root_of(self._config.checkpoints_dir.resolve(), owner)
+        try:
+            check_writable(root)
+        except OSError as error:
+            if not is_of_one_owner(error, root):
+                raise
+            self._leave_alone(owner, f"{error.filename} to be writable ({error.strerror})", error)
+            return False
+        return True
 
     def _restore(self, owner: str) -> None:
         """Take the weights of an owner's version in service, or of the candidate that waits; count on from the last.
@@ -349,9 +364,9 @@ class TrainingLoop:
         try:
             checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
         except OSError as error:
-            if not owner or outage_of(error) is Outage.DISK_FULL:  # which is everybody's
+            if not owner or not is_of_one_owner(error, root):
                 raise
-            self._leave_alone(owner, f"{error.filename or root} to be writable ({error.strerror})", error)
+            self._leave_alone(owner, f"{error.filename} to be writable ({error.strerror})", error)
             self._undo()
             return False
         self._put_off.done(owner)
