@@ -1,4 +1,4 @@
-"""What a step holds stays held while its trainer is heard of, and no longer; what was deleted under it costs that step only."""
+"""What a step holds stays held while its trainer is heard of; what was deleted under it costs that step only."""
 
 from __future__ import annotations
 

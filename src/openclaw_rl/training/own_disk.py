@@ -1,7 +1,7 @@
 """What is wrong with one owner's directory of checkpoints, as against what is everybody's.
 
-Only for the first is one owner put off. Put off for what is everybody's, each would be tried in its turn, one after the
-other without a pause, and `status` would name the directory of one.
+Only for the first is one owner put off. Put off for what is everybody's, each would be tried in its turn, one after
+the other without a pause, and `status` would name the directory of one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,45 @@ import os
 from pathlib import Path
 
 from openclaw_rl.training.checkpoint import make_durably
+from openclaw_rl.training.own_steps import root_of
+from openclaw_rl.training.put_off import PutOff
 
 _OF_ONE_DIRECTORY = (PermissionError, NotADirectoryError, FileExistsError)
+
+
+class Directories:
+    """Where checkpoints are written; an owner whose directory does not let it is put off."""
+
+    def __init__(self, checkpoints: Path, put_off: PutOff) -> None:
+        """`checkpoints`: the directory of the shared policy's, in which those of all owners are."""
+        self._checkpoints = checkpoints
+        self._put_off = put_off
+
+    def root(self, owner: str) -> Path:
+        """An owner's; "" is the shared policy."""
+        return root_of(self._checkpoints, owner)
+
+    def usable(self, owner: str) -> bool:
+        """Whether a checkpoint could be written: else no step is to be computed, and a held batch to be left held.
+
+        The shared policy's is not looked at: nobody has a turn meanwhile, and what fails is waited for.
+
+        Raises:
+            OSError: nobody's could.
+        """
+        try:
+            if owner:
+                check_writable(self.root(owner))
+        except OSError as error:
+            self.leave_alone(owner, error)
+            return False
+        return True
+
+    def leave_alone(self, owner: str, error: OSError) -> None:
+        """Put an owner off by an error over what was written; raise it where it is everybody's."""
+        if not owner or not is_of_one_owner(error, self.root(owner)):
+            raise error
+        self._put_off.leave_alone(owner, f"{error.filename} to be writable ({error.strerror})", error)
 
 
 def check_writable(root: Path) -> None:
