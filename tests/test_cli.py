@@ -99,9 +99,12 @@ def test_a_dry_run_says_what_a_start_would_of_a_model_that_is_not_there(
 
 
 def test_a_model_that_nothing_here_would_load_may_be_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
-    """A server that somebody else started knows where its model is."""
-    options = ("--model-path", "mine", "--backend", "sglang", "--eval")
-    assert resolved(capsys, "up", "--dry-run", *options).model.path == "mine"
+    """An upstream that somebody else started knows where its model is; with SGLang's its tokenizer is read here."""
+    options = ("--model-path", "mine", "--eval", "--engine.urls", '["http://127.0.0.1:9"]')
+    upstream = ("--backend", "openai", "--engine.upstream_model", "theirs", *options)
+    assert resolved(capsys, "up", "--dry-run", *upstream).model.path == "mine"
+    for said in (("--backend", "sglang", *options), ("--backend", "sglang", *options[:3])):
+        assert "model.path 'mine' is no directory" in refused(capsys, "up", "--dry-run", *said)
 
 
 def test_a_recipe_by_path_and_one_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

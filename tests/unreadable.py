@@ -26,8 +26,8 @@ def failing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def without_rights(path: Path) -> Iterator[None]:
-    """A file that may not be read, or a directory that may not be looked into (EACCES).
+def without_rights(path: Path, left: int = 0) -> Iterator[None]:
+    """A file that may not be read, or a directory that may not be looked into (EACCES), but for the rights `left`.
 
     Root may do everything: it is somebody else meanwhile, who may look into the directories above.
     """
@@ -35,11 +35,17 @@ def without_rights(path: Path) -> Iterator[None]:
         if os.geteuid() == 0:
             for parent in path.parents:
                 _chmod(parent, parent.stat().st_mode & 0o7777 | 0o055, undone)
-        _chmod(path, 0, undone)
+        _chmod(path, left, undone)
         if os.geteuid() == 0:
             os.seteuid(_NOBODY)
             undone.callback(os.seteuid, 0)
         yield
+
+
+def open_to_all(directory: Path) -> None:
+    """So that whoever `without_rights` makes of this process can go on with what it has there."""
+    for path in (directory, *directory.rglob("*")):
+        path.chmod(0o777 if path.is_dir() else 0o666)
 
 
 def _chmod(path: Path, mode: int, undone: ExitStack) -> None:

@@ -9,8 +9,9 @@ from openclaw_rl.config_sources import ConfigError
 
 SMOLLM2 = "smollm2"
 """The name, in the place of a path, of the model that comes as a package."""
-_LOADED_BY = frozenset({"embedded", "vllm"})
-"""The kinds of engine that are given the directory, whether or not anything is trained."""
+_LOADED_BY = frozenset({"embedded", "vllm", "sglang"})
+"""The kinds of engine with which the directory is read here, whether or not anything is trained, and also where their
+servers were started by somebody else: of an `openai` upstream alone, nothing has to be here."""
 
 
 class ModelNotFound(ConfigError):

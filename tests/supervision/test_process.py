@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -16,7 +17,7 @@ from typing import cast
 import pytest
 
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter, begin_beside
+from openclaw_rl.supervision.process import HEARTBEAT_INTERVAL_S, LoopReporter, begin_beside
 from openclaw_rl.types import LoopName, LoopStatus
 
 
@@ -62,6 +63,31 @@ def test_of_two_threads_the_last_word_is_the_last_written() -> None:
         thread.join(10)
         assert not thread.is_alive()
     assert written == ["training step 1", "stopping"]
+
+
+def test_one_word_of_several_threads_is_not_written_once_more_by_each_that_waited() -> None:
+    """A record that is locked takes ten seconds for each: a pool of judges would outlast the time for a stop."""
+    entered, go, written = threading.Event(), threading.Event(), []
+
+    class LockedStatus:
+        def report(self, status: LoopStatus) -> None:
+            written.append(status.waiting_for)
+            entered.set()
+            assert go.wait(10)
+
+    reporter = LoopReporter(cast(Store, SimpleNamespace(status=LockedStatus())), LoopName.JUDGING)
+    threads = [threading.Thread(target=reporter.waiting, args=("the record",)) for _ in range(4)]
+    threads[0].start()
+    assert entered.wait(10)
+    time.sleep(HEARTBEAT_INTERVAL_S + 0.1)
+    for thread in threads[1:]:
+        thread.start()
+    time.sleep(0.3)
+    go.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+    assert written == ["the record"]
 
 
 LOADING = """

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from openclaw_rl.store import Store
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.training.cycle import TRAINING_STEP
 from openclaw_rl.training.leftovers import discard_leftovers
 from openclaw_rl.training.own_steps import root_of
 from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PublishError
-from openclaw_rl.types import PolicyVersion, VersionState
+from openclaw_rl.types import LoopName, PolicyVersion, VersionState
 from tests.training.test_cycle import StorePublisher, fill, make_config, make_loop, set_pause
 from tests.training.test_turns_of_owners import config_of, give, work_off
-from tests.unreadable import FAILING, failing, without_rights
+from tests.unreadable import FAILING, failing, open_to_all, without_rights
 
 
 @pytest.fixture
@@ -95,7 +100,8 @@ def test_one_owners_directory_that_cannot_be_written_stops_nobody_else(tmp_path:
     set_pause(loop, 60.0)
     work_off(loop)
     assert [step.owner for step in store.samples.steps()] == ["bob", "bob"]
-    assert store.samples.claiming_owners() == []
+    assert store.samples.claiming_owners() == ["ann"]
+    assert len(store.status.spans(TRAINING_STEP)) == 2  # nothing is trained that cannot be kept
     assert f"{root} to be writable" in str(store.status.loops()[0].waiting_for)
     root.unlink()
     loop._put_off.done("ann")
@@ -117,8 +123,95 @@ def test_one_owners_directory_that_cannot_be_looked_into_stops_nobody_else(
         prune(config, store, "ann")
     assert "is not removed" in caplog.text
     assert "are not pruned" in caplog.text
-    work_off(make_loop(config, store))
-    assert sorted(step.owner for step in store.samples.steps()) == ["ann", "ann", "bob"]
+    open_to_all(tmp_path)
+    loop = make_loop(config, store)
+    set_pause(loop, 60.0)
+    with without_rights(root_of(config.checkpoints_dir, "ann")):
+        work_off(loop)
+        assert [step.owner for step in store.samples.steps()] == ["ann", "bob"]
+        assert "to be readable (Permission denied)" in str(store.status.loops()[0].waiting_for)
+    loop._put_off.done("ann")
+    while loop.cycle():
+        pass
+    assert [step.owner for step in store.samples.steps()] == ["ann", "bob", "ann"]
+
+
+class Once(LoopReporter):
+    """Does something when a checkpoint is about to be written, the first time."""
+
+    def __init__(self, store: Store, then: Callable[[], object]) -> None:
+        super().__init__(store, LoopName.TRAINING)
+        self._then: Callable[[], object] | None = then
+
+    def working(self, activity: str, **details: Any) -> None:
+        super().working(activity, **details)
+        if activity.startswith("writing the checkpoint") and self._then is not None:
+            self._then()
+            self._then = None
+
+
+def test_a_step_that_cannot_be_kept_gives_back_its_own_samples_and_no_other_owners(
+    tmp_path: Path, store: Store
+) -> None:
+    give(store, "ann", 0, 1)
+    give(store, "bob", 10, 11)
+    store.samples.claim(2, 60.0, "bob")
+    config = config_of(tmp_path)
+    root = root_of(config.checkpoints_dir, "ann")
+
+    def lose() -> None:
+        root.rmdir()
+        root.write_text("no directory")
+
+    loop = make_loop(config, store, Once(store, lose))
+    set_pause(loop, 60.0)
+    loop._put_off.put("bob", "something of bob's")
+    work_off(loop)
+    assert store.samples.steps() == []
+    assert store.samples.claiming_owners() == ["bob"]
+    assert store.samples.ready("ann").count == 2
+    assert store.status.loops()[0].activity == "waiting"
+    assert f"{root} to be writable" in str(loop._put_off.words("ann"))
+
+
+def test_where_nobodys_checkpoints_can_be_written_nobody_is_put_off_and_nothing_is_computed(
+    tmp_path: Path, store: Store
+) -> None:
+    give(store, "ann", 0, 1)
+    give(store, "bob", 10, 11)
+    config = config_of(tmp_path)
+    loop = make_loop(config, store)
+    work_off(loop)
+    for owner, number in (("ann", 2), ("bob", 12), ("cora", 20)):
+        give(store, owner, number, number + 1)
+    open_to_all(tmp_path)
+    with without_rights(config.checkpoints_dir, 0o555):
+        for _ in range(3):
+            with pytest.raises(PermissionError) as caught:
+                loop.cycle()
+            assert caught.value.filename == str(config.checkpoints_dir)
+    assert loop._put_off.owners() == set()
+    assert len(store.status.spans(TRAINING_STEP)) == 2
+    work_off(loop)
+    assert sorted(step.owner for step in store.samples.steps()) == ["ann", "ann", "bob", "bob", "cora"]
+
+
+def test_a_process_that_may_open_no_more_files_puts_nobody_off(tmp_path: Path, store: Store) -> None:
+    """Only another process cures it: this one has to end."""
+    give(store, "ann", 0, 1)
+    loop = make_loop(config_of(tmp_path), store)
+    loop.resume()
+    assert loop._turn_to("ann")
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            loop.cycle()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert loop._put_off.owners() == set()
 
 
 def test_a_candidate_that_cannot_be_published_stops_its_owner_alone(tmp_path: Path, store: Store) -> None:

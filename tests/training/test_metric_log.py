@@ -110,9 +110,9 @@ def test_what_a_failed_write_left_is_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [JsonLines(), Events()], ids=["jsonl", "events"])
-@pytest.mark.parametrize("how", ["removed", "emptied", "cut"])
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut", "front cut"])
 def test_a_file_that_somebody_shortens_meanwhile_is_completed(
-    tmp_path: Path, form: JsonLines | Events, how: str
+    tmp_path: Path, form: JsonLines | Events, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A file that was filled up to where it once ended would be nobody's at the next start, which it would refuse."""
     file = MetricFile(tmp_path / ("m.jsonl" if isinstance(form, JsonLines) else "events"), form)
@@ -120,8 +120,16 @@ def test_a_file_that_somebody_shortens_meanwhile_is_completed(
     size = file.path.stat().st_size
     if how == "removed":
         file.path.unlink()
+    elif how == "front cut":
+        file.path.write_bytes(file.path.read_bytes()[3:])
     else:
         os.truncate(file.path, 0 if how == "emptied" else size - 3)
+    if how == "front cut" and isinstance(form, JsonLines):  # it is nobody's: what is in it is not lost to us
+        left = file.path.read_bytes()
+        assert file.follow([made(1), made(2), made(3)], {}) == 0
+        assert file.path.read_bytes() == left
+        assert "is no step of a trainer: move the file away" in caplog.text
+        file.path.unlink()
     assert file.follow([made(1), made(2), made(3)], {}) == (2 if how == "cut" else 3)
     assert steps_in(file.path) == [1, 2, 3]
     assert MetricFile(file.path, form).follow([made(1), made(2), made(3)], {}) == 0

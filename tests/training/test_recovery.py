@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -202,6 +203,32 @@ def test_damage_lifts_no_pin(tmp_path: Path, store: Store) -> None:
     store.versions.unpin()
     assert again.cycle()
     assert [one.basis for one in store.versions.all()][3] == 1  # it is found once training is to go on
+
+
+@pytest.mark.parametrize("pinned", [1, 2])
+def test_a_pin_that_is_set_while_a_checkpoint_is_read_is_not_lifted_by_its_damage(
+    tmp_path: Path, store: Store, pinned: int
+) -> None:
+    train(tmp_path, store, 2)
+    manifest = Path(store.samples.steps()[-1].checkpoint) / "manifest.json"
+    manifest.unlink()
+    os.mkfifo(manifest)
+
+    def pin() -> None:
+        with manifest.open("w") as file:  # opens when the trainer reads it
+            store.versions.pin(pinned)
+            file.write("torn")
+
+    person = threading.Thread(target=pin, daemon=True)
+    person.start()
+    again = make_loop(make_config(tmp_path), store)
+    again.resume()
+    person.join(10)
+    found = store.versions.pinned()
+    assert found is not None
+    assert (found.version, found.state) == (pinned, VersionState.SERVING)
+    assert not again.cycle()
+    assert DAMAGED not in store.status.counts().counters
 
 
 def version(number: int, created_at: float, state: VersionState, basis: int | None = None) -> PolicyVersion:

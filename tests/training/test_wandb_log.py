@@ -31,6 +31,7 @@ class FakeWandb:
         self.logged: list[tuple[int, dict[str, float]]] = []
         self.fails: Exception | None = None
         self.finished = 0
+        self.torn_down = 0
 
     def init(self, **options: Any) -> FakeWandb:
         self.begun.append(options)
@@ -44,6 +45,9 @@ class FakeWandb:
 
     def finish(self) -> None:
         self.finished += 1
+
+    def teardown(self) -> None:
+        self.torn_down += 1
 
 
 def config(run_dir: Path) -> Config:
@@ -149,6 +153,36 @@ def test_what_is_refused_is_tried_again_and_nothing_is_lost(
     fake.fails = None
     assert log.follow([step(1), step(2)], {}) == 2
     assert [number for number, _ in fake.logged] == [1, 2]
+    assert fake.torn_down == 1
+
+
+def test_a_service_that_ended_is_begun_anew_and_the_same_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OneService(FakeWandb):
+        """As the package does: `init` gives the run that it has, until it is told to let go of its service."""
+
+        dead = False
+
+        def log(self, values: dict[str, float], *, step: int, commit: bool) -> None:
+            if self.dead:
+                raise self.MailboxClosedError
+            super().log(values, step=step, commit=commit)
+
+        def teardown(self) -> None:
+            self.dead = False
+            raise SystemExit(9)  # what the package does where its service was killed
+
+    fake = OneService()
+    log = WandbLog(config(tmp_path), fake)
+    assert log.follow([step(1)], {}) == 1
+    fake.dead = True
+    assert log.follow([step(1), step(2)], {}) == 0
+    assert "did not take the end of its service (SystemExit)" in caplog.text
+    assert log.follow([step(1), step(2)], {}) == 1
+    assert [number for number, _ in fake.logged] == [1, 2]
+    assert len({one["id"] for one in fake.begun}) == 1
+    assert len(fake.begun) == 2
 
 
 def test_a_kill_while_a_step_is_logged_never_logs_it_twice(tmp_path: Path) -> None:

@@ -56,9 +56,10 @@ class ErasureStore:
     def delete(self, session_ids: Sequence[str], *, trainer_lives: bool) -> Deleted:
         """Delete these sessions and all that hangs on them, in one transaction.
 
-        A trainer that lives is not robbed of what it trains: its step would end in nothing. It renews its claims as
-        it goes on; those of one that is dead, or silent for longer than `training.lease_s`, count for nothing. An
-        answer in flight is served, and finds no request to be recorded under.
+        While a deployment lives (`trainer_lives`: its `up` does), its trainer is not robbed of what it trains: its
+        step would end in nothing. A claim counts to the end of its lease, which a trainer renews as it goes on: one
+        that is dead, or silent for longer than `training.lease_s`, holds nothing any more. An answer in flight is
+        served, and finds no request to be recorded under.
 
         Raises:
             BeingTrained: nothing was deleted.

@@ -192,15 +192,15 @@ class SampleStore:
         with self._database.read() as connection:
             return list(connection.execute(_claimed(samples.c.owner).distinct().order_by(samples.c.owner)).scalars())
 
-    def release_claims(self) -> int:
-        """Give back every claimed sample: for the one trainer, when it stops or a step is undone."""
+    def release_claims(self, owner: str | None = None) -> int:
+        """Give back what is claimed: for the one trainer, all when it stops, or an owner's when a step is undone."""
         with self._database.write() as connection:
-            return _return_expired_leases(connection, float("inf"))
+            return _return_expired_leases(connection, float("inf"), owner)
 
     def give_back(self, turn_ids: Sequence[str]) -> None:
-        """Claimed samples that the step is made without wait again."""
+        """Claimed samples that the step is made without, and that are still there, wait again."""
         with self._database.write() as connection:
-            move_samples(connection, turn_ids, SampleState.READY, lease_until=None)
+            move_samples(connection, _still_there(connection, turn_ids), SampleState.READY, lease_until=None)
 
     def commit_step(self, record: StepRecord, version: PolicyVersion, *, basis: int | None = None) -> None:
         """A step is done: its samples, its row and its version, in one transaction, on the disk when it returns.
@@ -246,8 +246,8 @@ class SampleStore:
     def reject(self, turn_ids: Sequence[str], *, reason: str) -> None:
         """Samples that no step can use: those that are still there are spent, and the reason is counted."""
         with self._database.write() as connection:
-            there = connection.execute(select(samples.c.turn_id).where(samples.c.turn_id.in_(turn_ids))).scalars()
-            move_samples(connection, list(there), SampleState.REJECTED, reason=reason, lease_until=None)
+            there = _still_there(connection, turn_ids)
+            move_samples(connection, there, SampleState.REJECTED, reason=reason, lease_until=None)
 
     def step_numbers(self, owner: str) -> tuple[int, ...]:
         """The numbers of this owner's committed steps, the first first."""
@@ -306,6 +306,10 @@ def _claimed(column: ColumnElement[str]) -> Select[str]:
     return select(column).where(samples.c.state == SampleState.CLAIMED.value)
 
 
+def _still_there(connection: Connection, turn_ids: Sequence[str]) -> list[str]:
+    return list(connection.execute(select(samples.c.turn_id).where(samples.c.turn_id.in_(turn_ids))).scalars())
+
+
 def _insert(connection: Connection, sample: Sample) -> None:
     move_turn(connection, sample.turn_id, TurnState.SAMPLED)
     owner = connection.execute(select(requests.c.owner).where(requests.c.turn_id == sample.turn_id)).scalar_one()
@@ -333,8 +337,10 @@ def _check_owner(connection: Connection, record: StepRecord) -> None:
         raise ValueError(f"step {record.step} has samples of {len(others)} other owners")
 
 
-def _return_expired_leases(connection: Connection, now: float) -> int:
-    query = select(samples.c.turn_id).where(samples.c.state == SampleState.CLAIMED.value, samples.c.lease_until < now)
+def _return_expired_leases(connection: Connection, now: float, owner: str | None = None) -> int:
+    query = _claimed(samples.c.turn_id).where(samples.c.lease_until < now)
+    if owner is not None:
+        query = query.where(samples.c.owner == owner)
     returned = list(connection.execute(query).scalars())
     if returned:
         move_samples(connection, returned, SampleState.READY, lease_until=None)

@@ -200,6 +200,7 @@ class VersionStore:
         Raises:
             InvalidTransition: the version is a candidate, or was rejected.
             PermissionError: it is another owner's.
+            Pinned: with `given_up`, that is, for damage: a version is pinned by now, and only a person lifts that.
         """
         with self._database.write() as connection:
             _roll_back(connection, version, _served_to(connection, version, owner), reason, given_up)
@@ -240,6 +241,9 @@ def _served_to(connection: Connection, version: int, owner: str | None) -> str:
 def _roll_back(
     connection: Connection, version: int, owner: str, reason: str, given_up: Collection[int] | None = None
 ) -> None:
+    pinned = _pinned_version(connection, owner)
+    if given_up is not None and pinned is not None:
+        raise Pinned(f"policy-v{pinned}" if pinned else "base")
     before = serving_version(connection, owner)
     _serve(connection, version, owner)
     if before > version:

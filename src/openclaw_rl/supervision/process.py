@@ -178,15 +178,15 @@ class LoopReporter:
         return time.time() - self._since
 
     def _report(self, activity: str, waiting_for: str | None, details: Mapping[str, Any]) -> None:
+        now = time.time()
         with self._lock:
-            now = time.time()
             said = (activity, waiting_for)
             changed = said != self._said
             if changed and (self._said is None or activity != self._said[0] or waiting_for is None):
                 self._since = now
             if not changed and now - self._written_at < HEARTBEAT_INTERVAL_S:
                 return
-            self._said, self._written_at = said, now
+            self._said = said
             status = LoopStatus(
                 loop=self._loop,
                 pid=os.getpid(),
@@ -197,6 +197,7 @@ class LoopReporter:
                 details=details,
             )
             self._write(status)  # in the order in which it is said: a word that is overtaken would be the last
+            self._written_at = time.time()  # who said it once more while that took its time was heard with it
 
     def _write(self, status: LoopStatus) -> None:
         from sqlalchemy.exc import SQLAlchemyError

@@ -58,7 +58,7 @@ def save_checkpoint(trainer: Trainer, root: Path, store_id: str | None = None) -
     final = checkpoint_path(root, state.step)
     temporary = root / f"{_TEMPORARY}{final.name}"
     with writing(final):
-        _make_durably(root)
+        make_durably(root)
         for leftover in (temporary, final):
             if leftover.exists():
                 _remove(leftover)
@@ -74,7 +74,7 @@ def save_checkpoint(trainer: Trainer, root: Path, store_id: str | None = None) -
     return final
 
 
-def _make_durably(root: Path) -> None:
+def make_durably(root: Path) -> None:
     """A directory that survives a power cut, which its own `fsync` does not see to: its name is in the one above."""
     made = [path for path in (root, *root.parents) if not path.exists()]
     root.mkdir(parents=True, exist_ok=True)

@@ -21,9 +21,9 @@ from openclaw_rl.config import Config
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
-from openclaw_rl.store.outage import STORE_ERRORS, Outage, Patience, StoppedInOutage, outage_of
+from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
 from openclaw_rl.store.samples import SamplesGone
-from openclaw_rl.store.versions import BasisChanged
+from openclaw_rl.store.versions import BasisChanged, Pinned
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.candidates import Candidates
 from openclaw_rl.training.checkpoint import save_checkpoint
@@ -40,10 +40,11 @@ from openclaw_rl.training.evaluation import Evaluation, evaluated, load_evaluati
 from openclaw_rl.training.gatekeeper import ANSWERS_PROBED, KnownAnswer
 from openclaw_rl.training.lease import Lease
 from openclaw_rl.training.leftovers import discard_leftovers
-from openclaw_rl.training.line import Line, line_of
+from openclaw_rl.training.line import Line, line_in_store
 from openclaw_rl.training.metric_log import MetricFiles, metric_files
 from openclaw_rl.training.origin import begin, check_adapter
-from openclaw_rl.training.own_steps import OwnSteps, root_of
+from openclaw_rl.training.own_disk import Directories
+from openclaw_rl.training.own_steps import OwnSteps
 from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PUBLISH, Publisher, candidates
 from openclaw_rl.training.put_off import PutOff
@@ -96,6 +97,7 @@ class TrainingLoop:
         self._owner: str | None = None
         self._kept = KeptStates(config.policies.states_in_memory)
         self._put_off = PutOff()
+        self._directories = Directories(config.checkpoints_dir.resolve(), self._put_off)
         self._candidates = Candidates(
             store=store, publisher=publisher, reporter=reporter, stop=stop, put_off=self._put_off
         )
@@ -175,7 +177,7 @@ class TrainingLoop:
         owner = self._turns.next(self._reporter)
         if owner is None:
             return False
-        if not self._turn_to(owner):
+        if not self._turn_to(owner) or not self._directories.usable(owner):
             return True
         self._expire_stale()
         samples = self._claim_due()
@@ -209,26 +211,25 @@ class TrainingLoop:
             return True
         if owner in self._store.versions.pinned_owners():
             return False  # its checkpoint is looked at once it is unpinned: damage there would lift the pin
-        if self._owner not in {None, owner}:
-            self._kept.put(self._owner or "", Kept(version=self._basis, state=self._trainer.state()))
+        if self._owner is not None and self._owner != owner:
+            self._kept.put(self._owner, Kept(version=self._basis, state=self._trainer.state()))
         self._owner = None  # nobody's, where the next line does not come to its end
         try:
             self._restore(owner)
-        except (UnreadablePolicy, NoIntactCheckpoint) as error:
+        except Pinned:
+            return False  # while it was looked at
+        except UnreadablePolicy as error:
             if not owner:
                 raise
-            words = f"a person: {error}"
-            if isinstance(error, UnreadablePolicy):
-                words = f"{error.filename} to be readable ({error.strerror})"
-            self._leave_alone(owner, words, error)
+            self._put_off.leave_alone(owner, f"{error.filename} to be readable ({error.strerror})", error)
+            return False
+        except NoIntactCheckpoint as error:
+            if not owner:
+                raise
+            self._put_off.leave_alone(owner, f"a person: {error}", error)
             return False
         self._owner = owner
         return True
-
-    def _leave_alone(self, owner: str, words: str, error: Exception) -> None:
-        """Put one owner's policy off, for as much longer as it failed since a checkpoint of it was written last."""
-        if self._put_off.put(owner, words):
-            log.error("one owner's policy is not trained meanwhile: %s", error)
 
     def _restore(self, owner: str) -> None:
         """Take the weights of an owner's version in service, or of the candidate that waits; count on from the last.
@@ -240,8 +241,7 @@ class TrainingLoop:
         kept = self._kept.take(owner, basis) or self._read_from_disk(owner, basis)
         self._trainer.restore(dataclasses.replace(kept.state, step=last), weights_version=kept.version)
         self._trainer.own = OwnSteps.of(self._store.samples.step_numbers(owner), last)
-        versions, since = self._store.versions.of(owner), self._store.versions.states_since()
-        self._trainer.line = Line.of(line_of(kept.version, versions, since))
+        self._trainer.line = Line.of(line_in_store(self._store, owner, kept.version))
         self._basis = kept.version
 
     def _read_from_disk(self, owner: str, basis: int) -> Kept:
@@ -339,18 +339,10 @@ class TrainingLoop:
 
     def _commit(self, samples: list[Sample], outcome: StepOutcome) -> bool:
         """Keep what the step made: a candidate, or (the gate refused) something to inspect. False: it never was."""
-        self._reporter.working(f"writing the checkpoint of step {outcome.step}")
         owner = self._owner or ""
-        root = root_of(self._config.checkpoints_dir.resolve(), owner)
-        try:
-            checkpoint = save_checkpoint(self._trainer, root, self._store.identity.get())
-        except OSError as error:
-            if not owner or outage_of(error) is Outage.DISK_FULL:  # which is everybody's
-                raise
-            self._leave_alone(owner, f"{error.filename or root} to be writable ({error.strerror})", error)
-            self._undo()
+        checkpoint = self._saved(owner, outcome)
+        if checkpoint is None:
             return False
-        self._put_off.done(owner)
         if outcome.refused is None and self._evaluate is not None:
             outcome = self._evaluated(samples, outcome, self._evaluate, weights_of(checkpoint).directory)
         self._patience.until_done(lambda: self._deaths.survived(samples))
@@ -375,9 +367,21 @@ class TrainingLoop:
         log.info("step %d: %d samples in %.1f s", outcome.step, len(samples), outcome.seconds)
         return True
 
+    def _saved(self, owner: str, outcome: StepOutcome) -> Path | None:
+        """Write the checkpoint of a step; None: this owner's directory does not let it, and the step is undone."""
+        self._reporter.working(f"writing the checkpoint of step {outcome.step}")
+        try:
+            checkpoint = save_checkpoint(self._trainer, self._directories.root(owner), self._store.identity.get())
+        except OSError as error:
+            self._directories.leave_alone(owner, error)
+            self._undo()
+            return None
+        self._put_off.done(owner)
+        return checkpoint
+
     def _undo(self) -> None:
         """The samples of a step wait again, and its weights are nobody's: the next turn takes those in service."""
-        self._store.samples.release_claims()
+        self._store.samples.release_claims(self._owner or "")  # what is held of others' is their next batch
         self._owner = None
 
     def _evaluated(

@@ -17,7 +17,7 @@ from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state
 from safetensors.torch import load_file
 from torch import Tensor
 
-from openclaw_rl.config import LoraConfig
+from openclaw_rl.config import LoraConfig, TrainingConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import ADAPTER_DIR, MODEL_DIR, WeightsKind, weights_of
 
@@ -149,6 +149,31 @@ class LearnedModel:
         self.model.save_pretrained(directory, max_shard_size=_ONE_FILE)
         if self._tokenizer is not None:
             self._tokenizer.save_pretrained(directory)
+
+
+def learned_of(
+    config: TrainingConfig, model: Any, reference: Any, *, base_path: str, tokenizer: Any
+) -> LearnedAdapter | LearnedModel:
+    """What the configuration has learn."""
+    if config.use_lora:
+        return LearnedAdapter(model, config.lora, base_path=base_path)
+    return LearnedModel(model, reference, tokenizer=tokenizer)
+
+
+def check_kind(config: TrainingConfig, found: WeightsKind) -> None:
+    """That a checkpoint's weights are of the configured kind.
+
+    Raises:
+        ConfigError: they are of the other.
+    """
+    if (found is WeightsKind.LORA) == config.use_lora:
+        return
+    own, other = str(config.use_lora).lower(), str(not config.use_lora).lower()
+    held = "a LoRA adapter" if found is WeightsKind.LORA else "a whole model"
+    raise ConfigError(
+        f"training.use_lora = {own}, and the checkpoint to resume from holds {held}: set training.use_lora = "
+        f"{other}, or begin anew with another --run-dir"
+    )
 
 
 def read_weights(checkpoint: Path) -> tuple[WeightsKind, dict[str, Tensor]]:

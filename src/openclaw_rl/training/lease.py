@@ -1,4 +1,7 @@
-"""The samples of a step stay claimed for as long as the step goes on, however long that is."""
+"""The samples of a step stay claimed for as long as the trainer is heard of, however long the step goes on.
+
+Nothing is heard of it within one evaluation of the user's own: of one longer than `training.lease_s` they do not.
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from openclaw_rl.store import Store
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, VersionState
 
 
@@ -33,6 +34,11 @@ def line_of(version: int, versions: Sequence[PolicyVersion], since: Mapping[int,
         )
         number = max(older, default=BASE_VERSION) if own.basis is None else own.basis
     return line
+
+
+def line_in_store(store: Store, owner: str, version: int) -> list[PolicyVersion]:
+    """The line of one of an owner's versions, as the record has it now."""
+    return line_of(version, store.versions.of(owner), store.versions.states_since())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ and at each start, so that every step is in it exactly once, also after a kill. 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ from openclaw_rl.store import Store
 from openclaw_rl.training import event_file
 from openclaw_rl.training.wandb_log import WandbLog, load_wandb
 from openclaw_rl.types import StepRecord, VersionState
+
+log = logging.getLogger(__name__)
 
 SECONDS = "seconds"
 """How long the step took; told beside the metrics of `metric_names`."""
@@ -115,10 +118,16 @@ class MetricFile:
     def follow(self, steps: Sequence[StepRecord], refused: Mapping[int, str | None]) -> int:
         """Append those that are not in it, in their order; how many. `refused`: the reasons, by version.
 
-        Where somebody removed or cut the file meanwhile, what it lacks by now is appended.
+        Where somebody removed or cut the file meanwhile, what it lacks by now is appended. One that is no trainer's
+        any more (its front was cut off, in the middle of a line) is left alone, and said each time: a start refuses
+        it, and a step that is committed is no moment to end.
         """
         if self._size() < self._end:
-            self._end, self._last = self._found()
+            try:
+                self._end, self._last = self._found()
+            except ConfigError as error:
+                log.error("steps are not written to it: %s", error)
+                return 0
         new = [step for step in steps if step.step > self._last]
         if not new:
             return 0

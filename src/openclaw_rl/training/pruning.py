@@ -7,7 +7,7 @@ import logging
 from openclaw_rl.config import Config
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import prune_checkpoints
-from openclaw_rl.training.line import line_of
+from openclaw_rl.training.line import line_in_store
 from openclaw_rl.training.own_steps import root_of
 from openclaw_rl.training.teacher_setup import frozen_version
 from openclaw_rl.types import VersionState
@@ -26,7 +26,7 @@ def prune(config: Config, store: Store, owner: str) -> None:
     needed = {VersionState.SERVING, VersionState.CANDIDATE}
     versions = store.versions.of(owner)
     in_use = {version.step for version in versions if version.state in needed or version.pinned}
-    line = line_of(store.versions.serving(owner).version, versions, store.versions.states_since())
+    line = line_in_store(store, owner, store.versions.serving(owner).version)
     in_use |= {version.step for version in line[:keep]}
     frozen = frozen_version(config.training.teacher)
     in_use |= set() if frozen is None else {frozen}

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +36,11 @@ class PutOff:
         pause = min(self._max_pause_s, self._pause_s * 2 ** min(number, 16))
         self._failed[owner] = _Failed(words=words, number=number, until=self._clock() + pause)
         return before is None
+
+    def leave_alone(self, owner: str, words: str, error: Exception) -> None:
+        """`put`, and the log says once what is wrong, until it came through."""
+        if self.put(owner, words):
+            log.error("one owner's policy is not trained meanwhile: %s", error)
 
     def done(self, owner: str) -> None:
         """It came through, or is not to be done any more."""

@@ -16,7 +16,7 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import CorruptPolicy
 from openclaw_rl.store import Store
 from openclaw_rl.training.checkpoint import load_checkpoint
-from openclaw_rl.training.line import line_of
+from openclaw_rl.training.line import line_in_store
 from openclaw_rl.training.trainer import TrainerState
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, VersionState
 
@@ -56,8 +56,9 @@ def resumable(store: Store, owner: str, basis: int) -> Intact:
     Raises:
         NoIntactCheckpoint: `basis` and all that it was built on are damaged, or out of service.
         UnreadablePolicy: the system does not let a checkpoint be read; nothing was changed.
+        Pinned: a person pinned a version while it was looked; it stays in service, damaged or not.
     """
-    line = line_of(basis, store.versions.of(owner), store.versions.states_since())
+    line = line_in_store(store, owner, basis)
     checkpoints = {step.version: Path(step.checkpoint) for step in store.samples.steps(owner)}
     intact = newest_intact(line, checkpoints)
     if intact.damaged:

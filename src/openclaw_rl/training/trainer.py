@@ -28,7 +28,7 @@ from openclaw_rl.training.custom_loss import CustomLoss, LossFailed
 from openclaw_rl.training.gatekeeper import Gatekeeper, KnownAnswer
 from openclaw_rl.training.gradients import Gradients, NonFinite, Progress
 from openclaw_rl.training.hint_choice import HintChooser
-from openclaw_rl.training.learned import Learned, LearnedAdapter, LearnedModel, on_cpu
+from openclaw_rl.training.learned import Learned, check_kind, learned_of, on_cpu
 from openclaw_rl.training.line import Line
 from openclaw_rl.training.meter import Meter
 from openclaw_rl.training.moments import Adam, adam
@@ -123,15 +123,10 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.context_length = int(model.config.max_position_embeddings)
         self.vocabulary = int(model.get_input_embeddings().weight.shape[0])
-        if (
-            words := config.gate.without_room(self.context_length, "the model's max_position_embeddings")
-        ) is not None:
+        words = config.gate.without_room(self.context_length, "the model's max_position_embeddings")
+        if words is not None:
             raise ConfigError(words)
-        self.learned: Learned = (
-            LearnedAdapter(model, config.lora, base_path=base_path)
-            if config.use_lora
-            else LearnedModel(model, reference, tokenizer=tokenizer)
-        )
+        self.learned: Learned = learned_of(config, model, reference, base_path=base_path, tokenizer=tokenizer)
         self.model = self.learned.model
         self.scorer = Scorer(
             self.model, reference=self.learned.reference, gradient_checkpointing=config.gradient_checkpointing
@@ -233,7 +228,7 @@ class Trainer:
         Raises:
             ConfigError: where the weights are of another kind or shape than the configuration's.
         """
-        self._check_kind(state.kind)
+        check_kind(self.config, state.kind)
         self.learned.put(state.weights)
         self._optimizer.load_state_dict(state.optimizer)
         for group in self._optimizer.param_groups:
@@ -243,16 +238,6 @@ class Trainer:
         self.weights_version = state.step if weights_version is None else weights_version
         self.teacher.restore(state.teacher, state.weights)
         self._gatekeeper.restore(state.gate)
-
-    def _check_kind(self, found: WeightsKind) -> None:
-        if found is self.learned.kind:
-            return
-        own, other = str(self.config.use_lora).lower(), str(not self.config.use_lora).lower()
-        held = "a LoRA adapter" if found is WeightsKind.LORA else "a whole model"
-        raise ConfigError(
-            f"training.use_lora = {own}, and the checkpoint to resume from holds {held}: set training.use_lora = "
-            f"{other}, or begin anew with another --run-dir"
-        )
 
     def _optimizer_settings(self) -> dict[str, Any]:
         config = self.config
@@ -297,13 +282,7 @@ class Trainer:
                 self.restore(before, weights_version=basis)
         else:
             broken = False
-            loss = meter.means().get("loss")
-            readings = self._gatekeeper.read(context, loss=loss, hints=hints, known=known, progress=progress)
-            for name, value in readings.metrics().items():
-                meter.set(name, value)
-            refused = gate.verdict(readings, self.config.gate)
-            if refused is not None:
-                log.warning("the gate refuses step %d: %s", number + 1, gate.explained(readings, self.config.gate))
+            refused = self._verdict(context, meter, progress, hints, known)
             self.step_number += 1
             self.weights_version = self.step_number
             if refused is None:
@@ -319,6 +298,25 @@ class Trainer:
             weights_changed=not broken,
             teacher=choice.record(scored_by),
         )
+
+    def _verdict(
+        self,
+        context: StepContext,
+        meter: Meter,
+        progress: Progress,
+        hints: Sequence[str],
+        known: Sequence[KnownAnswer],
+    ) -> str | None:
+        """Why the gate refuses the new weights, None where it does not; what it read of them is in `meter`."""
+        loss = meter.means().get("loss")
+        readings = self._gatekeeper.read(context, loss=loss, hints=hints, known=known, progress=progress)
+        for name, value in readings.metrics().items():
+            meter.set(name, value)
+        refused = gate.verdict(readings, self.config.gate)
+        if refused is not None:
+            words = gate.explained(readings, self.config.gate)
+            log.warning("the gate refuses step %d: %s", self.step_number + 1, words)
+        return refused
 
     def update(
         self, batch: TrainBatch, meter: Meter, progress: Progress = lambda _: None

@@ -13,7 +13,7 @@ import logging
 import math
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 FOLDER = "wandb"
 STATE = "openclaw-rl.json"
+LETTING_GO_S = 1.0
+"""How long the package is waited for after it failed; what takes longer goes on beside."""
 CLOSING = 0.5
 """The share of `supervisor.shutdown_timeout_s` within which W&B has to end a run."""
 
@@ -67,7 +69,8 @@ class WandbLog:
 
         What W&B refuses is said in the log and tried again after the next step: training does not wait for it, nor
         end by it. What the package raises is of many kinds (its own `Error`, a plain `Exception` where its service
-        ended, a broken pipe), and its names for them change.
+        ended, a broken pipe), and its names for them change. The next try begins with a new service: the run that
+        failed may be of one that is no more, and the same run is gone on with by its id.
         """
         new = [step for step in steps if step.step > self._last]
         for done, step in enumerate(new):
@@ -78,6 +81,7 @@ class WandbLog:
             except Exception as error:  # noqa: BLE001 - whatever the package raises: all steps are in the store
                 logger.warning("W&B did not take step %d (%s)", step.step, type(error).__name__)
                 self._remember(before)
+                self._let_go()
                 return done
         return len(new)
 
@@ -89,11 +93,13 @@ class WandbLog:
         run, self._run = self._run, None
         if run is None:
             return
-        ending = threading.Thread(target=_finish, args=(run,), name="wandb-finish", daemon=True)
-        ending.start()
-        ending.join(self._closing_s)
-        if ending.is_alive():
+        if not _done_within(self._closing_s, run.finish, "the end of the run"):
             logger.warning("W&B did not take what it still holds within %.1f s", self._closing_s)
+
+    def _let_go(self) -> None:
+        """Have the package forget its service: else it would give the run that failed again, over what is dead."""
+        self._run = None
+        _done_within(LETTING_GO_S, self._wandb.teardown, "the end of its service")
 
     def _started(self) -> Any:
         """The run, begun or gone on with. It is told no configuration but what metrics are in: paths stay here."""
@@ -114,11 +120,19 @@ class WandbLog:
         self._last = step
 
 
-def _finish(run: Any) -> None:
-    try:
-        run.finish()
-    except Exception as error:  # noqa: BLE001 - whatever the package raises: all steps are in the store
-        logger.warning("W&B did not take the end of the run (%s)", type(error).__name__)
+def _done_within(seconds: float, call: Callable[[], object], what: str) -> bool:
+    """Whether a call into the package came to an end in time; else it goes on beside, for as long as we do."""
+
+    def do() -> None:
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises: all steps are in the store
+            logger.warning("W&B did not take %s (%s)", what, type(error).__name__)
+
+    doing = threading.Thread(target=do, name="wandb-ending", daemon=True)
+    doing.start()
+    doing.join(seconds)
+    return not doing.is_alive()
 
 
 def _state(path: Path) -> tuple[str, int]:
