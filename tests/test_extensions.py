@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.extensions import load_attribute, load_checked
+from openclaw_rl.extensions import load_attribute, load_checked, one_process
 
 
 def test_both_forms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,11 +47,19 @@ def test_wrong_names_say_what_is_wrong(path: str, said: str) -> None:
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("statement", ["raise RuntimeError('2')", "import sys; sys.exit(2)"])
-def test_for_a_start_up_all_that_the_users_code_raises_is_one_sentence(tmp_path: Path, statement: str) -> None:
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("raise RuntimeError('2')", "RuntimeError"),
+        ("import sys; sys.exit(2)", "SystemExit"),
+        ("raise KeyboardInterrupt(2)", "KeyboardInterrupt"),
+    ],
+)
+def test_for_a_start_up_all_that_the_users_code_raises_is_one_sentence(
+    tmp_path: Path, statement: str, kind: str
+) -> None:
     """Also what would end the process without a word, as a script does that was not meant to be imported."""
     (tmp_path / "broken.py").write_text(f"\n{statement}\n")
-    kind = "RuntimeError" if "Runtime" in statement else "SystemExit"
     with pytest.raises(ConfigError, match=rf"^training\.x = .*: {kind} \(broken\.py:2\): 2$"):
         load_checked(f"{tmp_path}/broken.py:x", option="training.x")
 
@@ -58,3 +69,34 @@ def test_what_the_users_code_raises_is_not_dressed_up(tmp_path: Path) -> None:
     for _ in range(2):  # and a failed load leaves nothing half-made behind
         with pytest.raises(ModuleNotFoundError, match="no_such_module_of_theirs"):
             load_attribute(f"{tmp_path}/broken.py:x", option="training.x")
+
+
+FORKING = """
+import os, sys
+from openclaw_rl.extensions import one_process
+try:
+    with one_process():
+        child = os.fork()
+        if child == 0:
+            {statement}
+except BaseException as error:
+    print("came out:", type(error).__name__)
+    raise
+print("goes on", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize(("statement", "code"), [("pass", 0), ("sys.exit(7)", 7), ("sys.exit()", 1), ("1 / 0", 1)])
+def test_a_child_that_the_users_code_forks_ends_where_that_code_does(statement: str, code: int) -> None:
+    """It would be a second one of the loop that called it."""
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKING.format(statement=statement)], capture_output=True, text=True, check=True
+    )
+    assert ran.stdout == f"goes on {code}\n"
+    assert ("ZeroDivisionError" in ran.stderr) == ("/" in statement)
+
+
+def test_what_the_users_code_raises_comes_out_where_nothing_was_forked() -> None:
+    with pytest.raises(KeyboardInterrupt), one_process():
+        raise KeyboardInterrupt
+    assert os.getpid()

@@ -10,9 +10,11 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -47,11 +49,31 @@ def load_checked(path: str, *, option: str) -> Any:
         ConfigError: as `load_attribute`, or that code raised.
     """
     try:
-        return load_attribute(path, option=option)
+        with one_process():
+            return load_attribute(path, option=option)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user's own code raises; sys.exit() would end us unsaid
+    except BaseException as error:  # whatever the user's own code raises; sys.exit() would end us unsaid
         raise ConfigError(f"{option} = {path!r}: {origin(error)}: {error}") from error
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """Around code of the user's own that may fork: a child that comes back out of it ends here.
+
+    It would go on as a second one of us, with our lock and our samples.
+    """
+    ours, code = os.getpid(), 0
+    try:
+        yield
+    except BaseException as error:  # it is raised again, unless nobody is there to raise it to
+        if os.getpid() == ours:
+            raise
+        if not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+    if os.getpid() != ours:
+        os._exit(code)
 
 
 def load_function(path: str, *, option: str, parameters: tuple[str, ...]) -> Callable[..., Any]:

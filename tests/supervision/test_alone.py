@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -52,3 +54,29 @@ def test_who_is_told_to_stop_waits_no_longer(tmp_path: Path) -> None:
             assert not second
     with alone(tmp_path, LoopName.ENGINE, threading.Event()) as third:
         assert third
+
+
+FORKER = """
+import os, sys, threading, time
+from pathlib import Path
+from openclaw_rl.supervision.alone import alone
+from openclaw_rl.types import LoopName
+with alone(Path(sys.argv[1]), LoopName.TRAINING, threading.Event()):
+    if os.fork() == 0:
+        time.sleep(30)
+        os._exit(0)
+    print("forked", flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_it_forked_keeps_nobody_waiting(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", FORKER, str(tmp_path)], stdout=subprocess.DEVNULL, start_new_session=True
+    ) as gone:
+        gone.wait(20)
+        begin = time.monotonic()
+        with alone(tmp_path, LoopName.TRAINING, threading.Event()) as ours:
+            assert ours
+        assert time.monotonic() - begin < 10.0
+        os.killpg(gone.pid, signal.SIGKILL)

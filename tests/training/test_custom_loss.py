@@ -214,3 +214,8 @@ def test_what_is_old_stays_so_in_later_passes(tmp_path: Path) -> None:
         torch.testing.assert_close(old[owner == 1], before, atol=1e-4, rtol=0)
     now, _, owner = passes[-1]
     assert float((now[owner == 1] - before).abs().max()) > 0.01
+
+
+def test_a_file_that_switches_gradients_off_has_them_all_the_same(tmp_path: Path) -> None:
+    with torch.set_grad_enabled(False):
+        assert callable(CustomLoss.load(written(tmp_path, "return -a.sum()"), LossConfig()).given)

@@ -526,6 +526,7 @@ def die_at(config: Config, at: str) -> int:
     """Run the loop in a process of its own, which kills itself at `at`; returns the signal that it died of."""
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # the threads of the parent are not here, and would be waited for
         store = Store.open(config.store_path)
         work_off(make_loop(config, store, KillingReporter(store, at)))
         os._exit(0)

@@ -55,6 +55,7 @@ def lives(config: Config) -> bool:
     """A trainer works in a process of its own, as `loop.run` begins it; whether it came to an end by itself."""
     child = os.fork()
     if child == 0:
+        torch.set_num_threads(1)  # the threads of the parent are not here, and would be waited for
         store = Store.open(config.store_path)
         count_killed(store, config.training)
         loop = make_loop(config, store)
@@ -427,12 +428,13 @@ def test_a_loss_that_raises_over_some_data_costs_that_batch_and_the_run_goes_on(
     assert [step.sample_ids for step in store.samples.steps()] == [("t2", "t3")]
 
 
-def test_a_loss_that_ends_the_process_is_as_one_that_raises(tmp_path: Path, store: Store) -> None:
-    config = config_with(tmp_path, "if 't1' in ids: raise SystemExit(3)", batch=2)
+@pytest.mark.parametrize("kind", ["SystemExit", "KeyboardInterrupt"])
+def test_a_loss_that_ends_the_process_is_as_one_that_raises(tmp_path: Path, store: Store, kind: str) -> None:
+    config = config_with(tmp_path, f"if 't1' in ids: raise {kind}(3)", batch=2)
     fill(store, 4)
     work_off(make_loop(config, store))
     counts = store.status.counts()
-    assert counts.counters["samples_rejected_custom_loss_raised_SystemExit"] == 2
+    assert counts.counters[f"samples_rejected_custom_loss_raised_{kind}"] == 2
     assert [step.sample_ids for step in store.samples.steps()] == [("t2", "t3")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from pathlib import Path
 
@@ -110,6 +111,12 @@ def test_what_it_may_not_open_is_the_evaluations_own(error: Exception) -> None:
     failing = Failing(9, error)
     outcome = evaluated(OUTCOME, failing, Path("v"), CONFIG)
     assert (outcome.refused, failing.asked) == (f"evaluation_raised_{type(error).__name__}", 3)
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), SystemExit(0)])
+def test_whatever_it_raises_refuses_the_version_and_ends_nothing(error: BaseException) -> None:
+    outcome = evaluated(OUTCOME, Failing(9, error), Path("v"), CONFIG)
+    assert outcome.refused == f"evaluation_raised_{type(error).__name__}"
 
 
 @pytest.mark.parametrize("error", [MemoryError(), OSError(28, "no space left"), OSError(5, "input/output error")])

@@ -41,7 +41,7 @@ def made(step: int, **metrics: float) -> StepRecord:
 
 def steps_in(path: Path) -> list[int]:
     if path.suffix == ".jsonl":
-        return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+        return [json.loads(line)["step"] for line in path.read_text().splitlines() if line]
     with path.open("rb") as file:
         return [step for _, payload in records(file) if (step := step_of(payload))]
 
@@ -110,7 +110,7 @@ def test_what_a_failed_write_left_is_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", [JsonLines(), Events()], ids=["jsonl", "events"])
-@pytest.mark.parametrize("how", ["removed", "emptied", "cut", "front cut"])
+@pytest.mark.parametrize("how", ["removed", "emptied", "cut", "front cut", "a blank line"])
 def test_a_file_that_somebody_shortens_meanwhile_is_completed(
     tmp_path: Path, form: JsonLines | Events, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -120,6 +120,8 @@ def test_a_file_that_somebody_shortens_meanwhile_is_completed(
     size = file.path.stat().st_size
     if how == "removed":
         file.path.unlink()
+    elif how == "a blank line":
+        file.path.write_bytes(b"\n" if isinstance(form, JsonLines) else b"")
     elif how == "front cut":
         file.path.write_bytes(file.path.read_bytes()[3:])
     else:

@@ -355,3 +355,16 @@ def test_a_run_is_not_begun_from_what_may_not_be_read(tmp_path: Path, store: Sto
     loop.resume()
     assert other.samples.last_step() == 1
     other.close()
+
+
+def test_a_damaged_candidate_of_the_base_leaves_the_base_in_service(tmp_path: Path, store: Store) -> None:
+    fill(store, 2)
+    loop = make_loop(make_config(tmp_path), store)
+    loop.resume()
+    loop._candidates.publisher.fail = 99  # type: ignore[attr-defined]
+    assert loop.cycle()
+    cut(Path(store.samples.steps()[-1].checkpoint) / STATE)
+    fill(store, 2, first=2)
+    work_off(make_loop(make_config(tmp_path), store))
+    states = {version.version: version.state for version in store.versions.all()}
+    assert states == {0: VersionState.RETIRED, 1: VersionState.REJECTED, 2: VersionState.SERVING}

@@ -233,3 +233,13 @@ def test_what_is_said_of_the_weights_before_the_step_is_of_the_first_pass() -> N
     assert {name: all_passes[name] for name in same} == {name: first[name] for name in same}
     assert all_passes["ratio_max"] > first["ratio_max"]
     assert all_passes["clip_fraction"] > 0.0
+
+
+def test_gradients_that_somebody_switched_off_are_on_in_a_step() -> None:
+    """A line that many evaluations begin with; it holds for the whole process."""
+    trainer, other = tiny_trainer(), tiny_trainer()
+    samples = [make_sample(trainer, i) for i in range(2)]
+    with torch.set_grad_enabled(False):
+        outcome = trainer.step(samples)
+    assert outcome.refused is None
+    assert outcome.metrics["grad_norm"] == other.step(samples).metrics["grad_norm"] > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -273,3 +274,13 @@ def test_own_steps_count_what_is_ones_own(numbers: set[int]) -> None:
     own = OwnSteps.of(sorted(numbers), 30)
     assert own.taken(30) == len(numbers)
     assert own.and_then(31).taken(31) == len(numbers) + 1
+
+
+def test_one_owners_claim_gives_nothing_of_anothers_back(store: Store) -> None:
+    """What a dead trainer held of an owner is that owner's next batch, as it was."""
+    give(store, "ann", 0)
+    give(store, "bob", 1)
+    held = store.samples.claim(1, lease_s=0.01, owner="ann")
+    time.sleep(0.05)
+    assert len(store.samples.claim(1, 60.0, owner="bob")) == len(held) == 1
+    assert store.samples.claiming_owners() == ["ann", "bob"]

@@ -52,7 +52,7 @@ def load_custom(config: Config) -> tuple[Score, str]:
             found = found(config)
     except ConfigError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the user raises, it is told at the start
+    except BaseException as error:  # whatever the user raises, it is told at the start
         raise JudgeMisconfigured(f"{OPTION} = {path!r}: {origin(error)}: {error}") from error
     if inspect.isclass(found):
         raise JudgeMisconfigured(f"{OPTION} = {path!r} is a class: name a function {FACTORY}(config) that makes one")

@@ -150,7 +150,7 @@ class SampleStore:
         """
         now = time.time()
         with self._database.write() as connection:
-            _return_expired_leases(connection, now)
+            _return_expired_leases(connection, now, owner)
             tokens = (func.length(turns.c.prompt_ids) + func.length(turns.c.response_ids)) / BYTES_PER_ID
             query = (
                 select(samples.c.turn_id, tokens.label("tokens"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import logging
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,8 @@ def alone(run_dir: Path, loop: LoopName, stop: threading.Event) -> Iterator[bool
     path = lock_path(run_dir, loop)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with path.open("w", encoding="utf-8") as file:
+        # A child that code of the user's own forks may outlive us: it must not keep others waiting for us.
+        os.register_at_fork(after_in_child=file.close)
         yield _taken(file, loop, stop)
 
 

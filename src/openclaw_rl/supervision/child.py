@@ -7,7 +7,8 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl.config import Config
@@ -101,5 +102,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def code_of(run: Callable[[], int]) -> int:
+    """The exit code of a loop, which it may also raise; what else it raises is shown, and is 1.
+
+    So that a loop that dies does end: the interpreter would first wait for threads of the user's own.
+    """
+    try:
+        return run()
+    except SystemExit as error:
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException as error:  # noqa: BLE001 - the last place where it can be shown
+        traceback.print_exception(error)
+        return 1
+
+
 if __name__ == "__main__":
-    leave(main())
+    leave(code_of(main))

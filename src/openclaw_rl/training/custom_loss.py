@@ -22,7 +22,7 @@ from torch import Tensor
 
 from openclaw_rl.config import LossConfig
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.extensions import load_checked, origin
+from openclaw_rl.extensions import load_checked, one_process, origin
 from openclaw_rl.training.objective import PIECE, Distribution, Given, StepContext, TokenReadings, token_readings
 from openclaw_rl.training.own_code import refusal
 from openclaw_rl.types import Sample
@@ -82,7 +82,7 @@ class CustomLoss:
             self.given(_made_up())
         except ConfigError:
             raise
-        except (Exception, SystemExit) as error:  # whatever the user's own code raises
+        except BaseException as error:  # whatever the user's own code raises
             raise ConfigError(
                 f"{OPTION}: tried on four made-up tokens, it raised {origin(error)}: {error}"
             ) from error
@@ -95,12 +95,14 @@ class CustomLoss:
             raise ConfigError(f"{OPTION} = {path!r} is no function")
         return cls(function, config)
 
+    @torch.enable_grad()
     def given(self, inputs: LossInputs) -> Given:
-        """The loss, and its slope at each of the N tokens."""
+        """The loss, and its slope at each of the N tokens, whatever the user's file has switched off."""
         values = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
         values |= {"loss_inputs": inputs}
         first = [self._config if name == "config" else values[name] for name in POSITIONAL]
-        returned = self._function(*first, **{name: values[name] for name in self._extras})
+        with one_process():
+            returned = self._function(*first, **{name: values[name] for name in self._extras})
         loss = self._as_scalar(returned, inputs)
         (slope,) = torch.autograd.grad(loss, inputs.policy_logprobs, allow_unused=True)
         if slope is None:
@@ -161,7 +163,7 @@ def given_by(
     )
     try:
         given = custom.given(inputs)
-    except (Exception, SystemExit) as error:  # whatever the user's own code raises
+    except BaseException as error:  # whatever the user's own code raises
         raise LossFailed(refusal("custom_loss", OPTION, error)) from error
     slope = torch.zeros_like(batch.weights)
     slope[acting] = given.slope

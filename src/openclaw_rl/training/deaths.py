@@ -182,7 +182,7 @@ class Deaths:
         """What is raised inside ends the process, and counts as a death at `place()` over `samples`."""
         try:
             yield
-        except (Exception, SystemExit) as error:  # the user's own code may say sys.exit()
+        except (Exception, SystemExit) as error:  # a library may say sys.exit()
             if not _is_no_death(error):
                 log.error("in a step: %s", origin(error))
                 self.note(samples, place())
@@ -246,7 +246,7 @@ class Deaths:
         return kept
 
 
-def _is_no_death(error: Exception | SystemExit) -> bool:
+def _is_no_death(error: BaseException) -> bool:
     """Whether it is an ordinary end, or the fault of the record or of the configuration."""
     passing = isinstance(error, Stopped | StoppedInOutage | ConfigError | SQLAlchemyError | sqlite3.Error)
     return passing or outage_of(error) is not None

@@ -12,7 +12,7 @@ import torch
 
 from openclaw_rl.config_gate import GateConfig
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.extensions import load_function
+from openclaw_rl.extensions import load_function, one_process
 from openclaw_rl.training.gate import Readings, verdict
 from openclaw_rl.training.own_code import refusal
 from openclaw_rl.training.trainer import StepOutcome
@@ -77,7 +77,7 @@ def evaluated(
 
 def _asked(evaluate: Evaluation, version: Path) -> float:
     try:
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), one_process():
             return float(evaluate(version))
-    except (Exception, SystemExit) as error:  # whatever the user's own code raises
+    except BaseException as error:  # whatever the user's own code raises
         raise EvaluationFailed(refusal("evaluation", OPTION, error)) from error

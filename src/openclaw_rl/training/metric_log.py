@@ -58,6 +58,9 @@ class JsonLines:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
                     break
+                if not line.strip():
+                    end += len(line)
+                    continue
                 try:
                     last = int(json.loads(line)["step"])
                 except (ValueError, KeyError, TypeError) as error:

@@ -30,14 +30,14 @@ def out_of_memory(error: BaseException) -> bool:
     )
 
 
-def refusal(what: str, option: str, error: Exception | SystemExit) -> str:
+def refusal(what: str, option: str, error: BaseException) -> str:
     """Why a step is refused in which `what`, the function that `option` names, raised: `evaluation_raised_KeyError`.
 
     At start-up such a thing is an error of configuration; in a run it may be about this one batch, and training goes
     on with the next. The log has the place; the message, which may quote what users wrote, only at the level DEBUG.
 
     Raises:
-        Exception: `error`, where it is not about the function: memory ran out, or a disk is full or fails.
+        BaseException: `error`, where it is not about the function: memory ran out, or a disk is full or fails.
     """
     if out_of_memory(error) or (isinstance(error, OSError) and outage_of(error) in _OF_THE_DISK):
         raise error

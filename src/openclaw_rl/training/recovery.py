@@ -70,9 +70,10 @@ def newest_intact(line: Sequence[PolicyVersion], checkpoints: Mapping[int, Path]
     """Look for a whole checkpoint from the first version of a line on, among those that nobody took out of service.
 
     Raises:
-        NoIntactCheckpoint: if there are versions, and none has one.
+        NoIntactCheckpoint: if there are versions that have served, and none has one.
     """
     damaged: list[tuple[int, str]] = []
+    served = False
     passed_over: list[PolicyVersion] = []
     for version in line:
         if version.state is VersionState.REJECTED or version.reason is not None:
@@ -83,18 +84,20 @@ def newest_intact(line: Sequence[PolicyVersion], checkpoints: Mapping[int, Path]
             state = load_checkpoint(path)
         except CorruptPolicy as error:
             damaged.append((version.version, str(error)))
+            served = served or version.state is not VersionState.CANDIDATE
         else:
             return Intact(
                 version=version.version, state=state, checkpoint=path, damaged=damaged, passed_over=passed_over
             )
-    if damaged:
+    if served:
         others = f", and {_named(passed_over)} may not be taken up" if passed_over else ""
         raise NoIntactCheckpoint(
             f"none of the {len(damaged)} checkpoints that training may go on from is whole (the last: "
             f"{damaged[0][1]}){others}: put checkpoints/ back as it was, say which version is to serve with "
             "openclaw-rl policy rollback, or begin anew with another --run-dir"
         )
-    return Intact(version=BASE_VERSION, state=None, checkpoint=None)
+    # Candidates that nobody was served with stand on the base, as they stand on a version.
+    return Intact(version=BASE_VERSION, state=None, checkpoint=None, damaged=damaged)
 
 
 def _named(versions: Sequence[PolicyVersion]) -> str:

@@ -249,6 +249,7 @@ class Trainer:
 
     # --- the step ------------------------------------------------------------------------------------------
 
+    @torch.enable_grad()
     def step(
         self,
         samples: Sequence[Sample],
@@ -259,6 +260,7 @@ class Trainer:
     ) -> StepOutcome:
         """Train on `samples` once, `epochs_per_batch` passes: all of it, or nothing. Then ask the gate.
 
+        Gradients are kept, whatever code of the user's own has switched off in this process.
         `progress` is called with a sentence between any two forward or backward passes. `hints` and `known` are what
         the gate reads the new weights with (`gatekeeper`).
         """
