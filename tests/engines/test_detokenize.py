@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.models import load_tokenizer
@@ -19,7 +19,6 @@ def tokenizer(tiny: Path) -> Any:
     return load_tokenizer(tiny)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=20))
 def test_bytes_come_out_as_whole_characters(text: str) -> None:
     decoder = IncrementalDetokenizer(ByteTokenizer())

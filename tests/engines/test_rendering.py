@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.models import load_tokenizer
@@ -160,7 +160,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(
     content=st.text(alphabet="ab <\n", max_size=12),
     calls=st.lists(

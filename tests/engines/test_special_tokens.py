@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from openclaw_rl.models import load_tokenizer
@@ -76,7 +76,6 @@ def test_the_marks_are_not_to_be_seen(tiny: Path) -> None:
     assert "\ue000" not in str(caught.value)
 
 
-@settings(deadline=None)
 @given(contents=st.lists(st.text(max_size=30), min_size=1, max_size=3))
 def test_ordinary_text_is_rendered_as_ever(renderer: Renderer, tokenizer: Any, contents: list[str]) -> None:
     messages = [message for content in contents for message in (*user(content), *CONVERSATION[1:])]
@@ -89,7 +88,6 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(pieces=st.lists(PIECES, max_size=10))
 def test_special_tokens_are_the_template_s_own(renderer: Renderer, tokenizer: Any, pieces: list[str]) -> None:
     messages = user("".join(["x", *pieces, "x"]))

@@ -109,7 +109,7 @@ def test_arguments_that_would_break_a_parser_do_not() -> None:
     assert canonical_arguments({"b": 1, "a": 2}) == '{"a":2,"b":1}'
 
 
-PROPERTY = settings(max_examples=40, deadline=None)
+PROPERTY = settings(max_examples=40)
 TEXT = st.text(max_size=20)
 NUMBERS = st.integers(-(2**60), 2**60) | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(

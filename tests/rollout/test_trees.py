@@ -20,7 +20,7 @@ from openclaw_rl.store.schema import requests
 from tests.builders import make_config
 from tests.rollout.world import HABITS, Client, World, marks_in
 
-PROPERTY = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+PROPERTY = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
 
 CLIENTS = st.lists(
     st.tuples(st.sampled_from(["k1", "k2"]), st.booleans(), st.sampled_from(HABITS)), min_size=1, max_size=4

@@ -378,7 +378,7 @@ WORDS = st.sampled_from(["a", "b", "c"])
 TALKS = st.lists(st.lists(WORDS, min_size=2, max_size=7), min_size=1, max_size=4)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(talks=TALKS, split=st.integers(0, 4))
 def test_any_logs_once_twice_or_in_two_files_give_the_same(
     talks: list[list[str]], split: int, tmp_path_factory: pytest.TempPathFactory, reconstructor: Reconstructor

@@ -89,7 +89,7 @@ def test_nothing_is_left_of_a_session_and_everything_of_the_others(path: Path, s
     assert store.status.counts().counters["turns_deleted"] == 4
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     lengths=st.lists(st.integers(1, 4), min_size=2, max_size=4),
     size=st.sampled_from([1, 40, 400]),

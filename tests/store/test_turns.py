@@ -58,7 +58,7 @@ def test_a_turn_needs_its_request(store: Store) -> None:
     assert store.status.counts().turns_by_state == {}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(walk=st.lists(st.sampled_from(list(TurnState)), max_size=8))
 def test_no_walk_through_the_store_leaves_the_table(store: Store, walk: list[TurnState]) -> None:
     turn_id = f"t{time.time_ns()}"

@@ -78,7 +78,7 @@ def busy() -> sqlite3.OperationalError:
 class Failing:
     """Raises so many times, then gives 0.75."""
 
-    def __init__(self, times: int, error: Exception) -> None:
+    def __init__(self, times: int, error: BaseException) -> None:
         self.times, self.error, self.asked = times, error, 0
 
     def __call__(self, _version: Path) -> float:

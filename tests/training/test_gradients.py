@@ -111,7 +111,7 @@ def test_packs_are_the_plain_loop(budget: int) -> None:
     assert_alike(learned(trainer, samples), plainly(plain, samples))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(1, 8)), min_size=2, max_size=6),
     st.integers(8, 200),

@@ -239,7 +239,7 @@ def test_due_since() -> None:
     assert due_since(waiting("a", 3, 10.0, 40.0), 50.0, config) == 40.0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.integers(min_value=0, max_value=12), min_size=1, max_size=6), st.data())
 def test_nobody_starves(backlogs: list[int], data: st.DataObject) -> None:
     """While an owner waits with a due batch, each other owner has at most one turn, whatever comes meanwhile."""
