@@ -346,7 +346,7 @@ def _as_json(version: PolicyVersion, step: StepRecord | None, since: float) -> d
         "path": version.path,
         "on_disk": _on_disk(version),
         "step": None if step is None else step.step,
-        "seconds": None if step is None else step.seconds,
+        "seconds": None if step is None else round(step.seconds, 3),
         "samples": None if step is None else list(step.sample_ids),
         "metrics": None if step is None else dict(step.metrics),
     }

@@ -150,6 +150,9 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl chat": Run(
         prints=("policy at", ANSWER), stdin="What is a tide?\n/quit\n", needs_deployment=True
     ),
+    "openclaw-rl chat --temperature 0 --max-tokens 60": Run(
+        prints=("policy at", ANSWER), stdin="What is a tide?\n/quit\n", needs_deployment=True
+    ),
     "openclaw-rl up recipes/combine.toml --rollout-batch-size 2": dry(
         "openclaw-rl up recipes/combine.toml --rollout-batch-size 2", "batch_size = 2"
     ),

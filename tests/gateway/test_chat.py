@@ -213,7 +213,11 @@ def test_health_routes_and_unknown_ones(shared: Gateway) -> None:
     ready = shared.http.get("/readyz").json()
     assert ready["ready"]
     assert ready["loops"]["gateway"]["activity"] == "serving"
+    listed = shared.http.get("/v1/models").json()["data"]
+    for one in listed:
+        assert shared.http.get(f"/v1/models/{one['id']}").json()["id"] == one["id"]
     for method, path, status in (
+        ("GET", "/v1/models/gpt-4", 404),
         ("GET", "/nowhere", 404),
         ("GET", "/v1/chat/completions", 405),
         ("POST", "/v1/models", 405),

@@ -169,7 +169,7 @@ def test_engine_that_stays_away_is_a_503(tmp_path: Path) -> None:
         attempts.append(time.monotonic())
         return Said(first_error=EngineUnavailable("loading"))
 
-    with running(tmp_path / "run", FakeEngine(say=say), engine_wait_s=0.5) as gateway:
+    with running(tmp_path / "run", FakeEngine(say=say), engine_wait_s=3.0) as gateway:
         response = gateway.post(BODY)
         assert response.status_code == 503
         assert response.headers["retry-after"] == "1"

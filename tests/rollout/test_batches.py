@@ -24,6 +24,7 @@ NOW = 1_000_000.0
         (5, 300.0, True, 5, "5 of 8 samples; the oldest is 300 s old, due at 300 s"),
         (2, 900.0, True, 2, "2 of 8 samples; the oldest is 900 s old, due at 300 s"),
         (1, 900.0, False, 0, "1 of 8 samples; the oldest is 900 s old, due at 300 s, but never with fewer than 2"),
+        (1, 58.0, False, 0, "1 of 8 samples; the oldest is 58 s old, due at 300 s, but never with fewer than 2"),
         (3, -5.0, False, 0, "3 of 8 samples; the oldest is 0 s old, due at 300 s"),
     ],
 )

@@ -36,10 +36,10 @@ def batch_due(ready_count: int, oldest_created_at: float | None, now: float, con
         return DueDecision(due=True, size=full, why=count)
     age = max(0.0, now - oldest_created_at)
     waited = f"{count}; the oldest is {age:.0f} s old, due at {config.max_batch_wait_s:.0f} s"
-    if age < config.max_batch_wait_s:
-        return DueDecision(due=False, size=0, why=waited)
     if ready_count < least:
         return DueDecision(due=False, size=0, why=f"{waited}, but never with fewer than {least}")
+    if age < config.max_batch_wait_s:
+        return DueDecision(due=False, size=0, why=waited)
     return DueDecision(due=True, size=ready_count, why=waited)
 
 

@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
 
 from fastapi import FastAPI
@@ -142,13 +142,18 @@ def _add_routes(app: FastAPI, services: Services) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
+        return _json(200, {"object": "list", "data": [_model(name) for name in await served(request)]})
+
+    @app.get("/v1/models/{name}")
+    async def model(name: str, request: Request) -> Response:
+        names = await served(request)
+        if name not in names:
+            raise errors.unknown_model(name, ", ".join(names))
+        return _json(200, _model(name))
+
+    async def served(request: Request) -> Sequence[str]:
         principal = _principal(services, request)
-        created = int(time.time())
-        data = [
-            {"id": name, "object": "model", "created": created, "owned_by": "openclaw-rl"}
-            for name in await services.router.model_names(_owner(services, request, principal), principal)
-        ]
-        return _json(200, {"object": "list", "data": data})
+        return await services.router.model_names(_owner(services, request, principal), principal)
 
     @app.post("/v1/sessions/{session_id:path}/end")
     async def end_session(session_id: str, request: Request) -> Response:
@@ -302,6 +307,11 @@ def _add_error_shape(app: FastAPI) -> None:
     app.add_exception_handler(errors.GatewayError, ours)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(Exception, fault)
+
+
+def _model(name: str) -> dict[str, object]:
+    """One entry of the list of models."""
+    return {"id": name, "object": "model", "created": int(time.time()), "owned_by": "openclaw-rl"}
 
 
 def _json(status: int, body: object) -> Response:
