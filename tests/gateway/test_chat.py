@@ -11,7 +11,7 @@ import pytest
 
 from openclaw_rl.serving.engines.protocol import EngineCapabilities
 from openclaw_rl.types import ExclusionReason, FinishReason, TurnState
-from tests.gateway.conftest import USER, Gateway, running
+from tests.gateway.conftest import USER, Gateway, running, wait_until
 from tests.gateway.fake_engine import FakeEngine, Said, call
 
 ANSWER = "You said: Hello there, how are you?"
@@ -212,12 +212,13 @@ def test_health_routes_and_unknown_ones(shared: Gateway) -> None:
     assert shared.http.get("/healthz").json() == {"status": "ok"}
     ready = shared.http.get("/readyz").json()
     assert ready["ready"]
-    assert ready["loops"]["gateway"]["activity"] == "serving"
+    wait_until(lambda: shared.http.get("/readyz").json()["loops"]["gateway"]["activity"] == "serving")
     listed = shared.http.get("/v1/models").json()["data"]
     for one in listed:
         assert shared.http.get(f"/v1/models/{one['id']}").json()["id"] == one["id"]
     for method, path, status in (
         ("GET", "/v1/models/gpt-4", 404),
+        ("GET", "/v1/models/mine/of-many-parts", 404),
         ("GET", "/nowhere", 404),
         ("GET", "/v1/chat/completions", 405),
         ("POST", "/v1/models", 405),

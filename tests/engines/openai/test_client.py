@@ -219,6 +219,28 @@ def test_of_many_versions_the_last_few_are_left_there_and_none_that_answers() ->
     assert unloaded == [upstream_name(versions[number]) for number in (3, 4, 5, 2)], "the one used longest ago first"
 
 
+def test_a_version_that_is_asked_for_while_another_is_unloaded_stays() -> None:
+    versions = {number: replace(VERSION, version=number) for number in range(1, 5)}
+    with listening(lora=Reply(body="Success")) as upstream:
+
+        async def work(engine: OpenAIEngine) -> None:
+            for version in versions.values():
+                await engine.load_version(version)
+            unload = engine.unload_version
+
+            async def unloading(version: int) -> None:
+                engine._users[2] = 1  # a request begins
+                await unload(version)
+
+            engine.unload_version = unloading  # type: ignore[method-assign]
+            upstream.models = listed(upstream)
+            await engine.health()
+
+        using(upstream.url, work, max_versions=2)
+    unloaded = [body["lora_name"] for body in upstream.loads if "lora_path" not in body]
+    assert unloaded == [upstream_name(versions[1])]
+
+
 def test_what_is_too_many_goes_also_where_the_list_was_just_looked_at() -> None:
     with listening(EXACT, lora=Reply(body="Success")) as upstream:
 

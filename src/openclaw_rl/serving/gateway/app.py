@@ -144,7 +144,7 @@ def _add_routes(app: FastAPI, services: Services) -> None:
     async def models(request: Request) -> Response:
         return _json(200, {"object": "list", "data": [_model(name) for name in await served(request)]})
 
-    @app.get("/v1/models/{name}")
+    @app.get("/v1/models/{name:path}")  # a name that was chosen may have slashes
     async def model(name: str, request: Request) -> Response:
         names = await served(request)
         if name not in names:

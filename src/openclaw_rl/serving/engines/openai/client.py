@@ -247,6 +247,8 @@ class OpenAIEngine:
         kept = [version for version in self._names if version != BASE_VERSION]
         unused = [version for version in kept[:-1] if not self._users[version]]
         for version in unused[: max(0, len(kept) - self._max_versions)]:
+            if self._users[version]:  # since the one before it began to be unloaded
+                continue
             try:
                 await self.unload_version(version)
             except EngineError as error:
