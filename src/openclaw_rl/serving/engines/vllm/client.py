@@ -149,7 +149,7 @@ class VllmEngine:
                 sampling,
                 model=served.model,
                 max_tokens=min(sampling.max_tokens, room),
-                salt=self._salt(served.version),
+                salt=self._versions.salt,
             )
             async with contextlib.aclosing(self._api.generate(body)) as chunks:
                 async for chunk in chunks:
@@ -180,7 +180,7 @@ class VllmEngine:
         wire.check_score(request, most=most, vocabulary=len(self._tokenizer))
         await self._clean.wait()
         with self._counted(), self._serving(request.version) as served:
-            body = wire.score_body(request.ids, model=served.model, salt=self._salt(served.version))
+            body = wire.score_body(request.ids, model=served.model, salt=self._versions.salt)
             answer = await self._api.ask_whole(body)
             return ScoreResult(logprobs=wire.prompt_logprobs(answer, request.ids, request.start))
 
@@ -250,11 +250,6 @@ class VllmEngine:
 
     def _label(self) -> str:
         return self._versions.model_label
-
-    def _salt(self, adapter: int | None) -> str | None:
-        """Keeps prefixes that another model's weights have read apart from this one's."""
-        label = self._versions.model_label
-        return None if label == UNTOUCHED else label
 
     # --- versions ----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,12 @@ class LoadedVersions:
         self.model_version: int | None = BASE_VERSION
         """The version of the model itself; None where its weights are nobody's we know."""
         self.model_label = UNTOUCHED
+        self.salt: str | None = None
+        """What prefixes are kept apart by; None as long as the model has the weights that vLLM started with.
+
+        Each swap has one of its own: streams that go on over a swap read on by the new weights under the salt that
+        they began with, so what is cached under it fits no weights, should they come back.
+        """
 
     # --- who uses which ----------------------------------------------------------------------------------------
 
@@ -176,6 +183,7 @@ class LoadedVersions:
         if self.model_version is not None and self.model_version != version:
             self._replaced = (self.model_version, self._clock() + GRACE_S)
         self.model_version, self.model_label = version, label
+        self.salt = f"{label}-{secrets.token_hex(8)}"
 
     def _gracious(self) -> int | None:
         """The model before this one, while requests for it are still on their way."""
