@@ -319,6 +319,8 @@ def test_a_whole_model_is_swapped_while_its_streams_wait(tiny: Path, tmp_path: P
             assert salts[0].startswith(fake.label)
             on_its_way = await answer(engine, request(version=0))
             assert on_its_way.versions == (4, 4, 4), "recorded as who drew it, whoever was asked"
+            with pytest.raises(UnknownVersion):
+                await engine.score(ScoreRequest(ids=(1, 2, 3), start=1, version=0))
             await engine.load_version(PolicyVersion(**{**_fields(version), "version": 0, "path": None}))
             assert fake.label == "default"
             assert (await answer(engine, request(version=0))).versions == (0, 0, 0)

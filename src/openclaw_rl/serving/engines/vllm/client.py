@@ -174,6 +174,7 @@ class VllmEngine:
 
         Raises:
             InvalidEngineRequest: also for a temperature other than 1, at which vLLM does not score.
+            UnknownVersion: other weights would score, or have: one version's numbers are not told for another's.
         """
         self._check_ready()
         most = min(self._context, self._found.context - SPARE_TOKENS) if self._found else 0
@@ -181,8 +182,14 @@ class VllmEngine:
         await self._clean.wait()
         with self._counted(), self._serving(request.version) as served:
             body = wire.score_body(request.ids, model=served.model, salt=self._versions.salt)
+            self._check_scores(served, request.version)
             answer = await self._api.ask_whole(body)
+            self._check_scores(served, request.version)
             return ScoreResult(logprobs=wire.prompt_logprobs(answer, request.ids, request.start))
+
+    def _check_scores(self, served: Served, version: int) -> None:
+        if self._draws(served.version) != version:
+            raise UnknownVersion(f"policy version {version} is not loaded", param="version")
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
