@@ -69,11 +69,17 @@ def one_process() -> Iterator[None]:
     except BaseException as error:  # it is raised again, unless nobody is there to raise it to
         if os.getpid() == ours:
             raise
-        if not isinstance(error, SystemExit):
-            traceback.print_exception(error)
-        code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 1
+        code = exit_code(error)
     if os.getpid() != ours:
         os._exit(code)
+
+
+def exit_code(error: BaseException) -> int:
+    """With which code a process ends that this was raised in; what is no `sys.exit()` is shown, as Python does."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    traceback.print_exception(error)
+    return 1
 
 
 def load_function(path: str, *, option: str, parameters: tuple[str, ...]) -> Callable[..., Any]:

@@ -524,7 +524,9 @@ def test_a_transcript(transcript: Transcript, workplace: Workplace) -> None:
 def test_a_piece_of_a_recipe_resolves(block: Block, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(block.text, encoding="utf-8")
-    resolve(from_toml(recipe))
+    settings = from_toml(recipe)
+    assert settings, "it sets nothing"
+    resolve(settings)
 
 
 # --- the reading of pages, by hand -------------------------------------------------------------------------

@@ -103,7 +103,7 @@ class Evaluation:
 
 
 def turn_of(case: Case, number: int) -> Turn:
-    """A case as the turn that a judge would see; its tokens are placeholders, which no judge reads."""
+    """A case as the turn that a judge would see; its tokens are made up, for no judge reads them."""
     now = time.time()
     turn_id = f"case{number}"
     request = Request(

@@ -7,12 +7,12 @@ import importlib
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
+from openclaw_rl.extensions import exit_code
 from openclaw_rl.supervision.alone import alone
 from openclaw_rl.supervision.process import die_with_parent, ending_at_once, leave, stop_event
 from openclaw_rl.types import LoopName
@@ -109,11 +109,8 @@ def code_of(run: Callable[[], int]) -> int:
     """
     try:
         return run()
-    except SystemExit as error:
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:  # noqa: BLE001 - the last place where it can be shown
-        traceback.print_exception(error)
-        return 1
+        return exit_code(error)
 
 
 if __name__ == "__main__":
