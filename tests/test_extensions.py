@@ -87,7 +87,16 @@ print("goes on", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 @pytest.mark.parametrize(
-    ("statement", "code"), [("pass", 0), ("sys.exit(7)", 7), ("sys.exit()", 0), ("sys.exit('no')", 1), ("1 / 0", 1)]
+    ("statement", "code"),
+    [
+        ("pass", 0),
+        ("sys.exit(7)", 7),
+        ("sys.exit()", 0),
+        ("sys.exit('no')", 1),
+        ("1 / 0", 1),
+        ("sys.exit(2**40 + 3)", 3),
+        ("os.close(2); int(str())", 1),
+    ],
 )
 def test_a_child_that_the_users_code_forks_ends_where_that_code_does(statement: str, code: int) -> None:
     """It would be a second one of the loop that called it."""

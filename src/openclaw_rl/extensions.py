@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
@@ -70,15 +70,21 @@ def one_process() -> Iterator[None]:
         if os.getpid() == ours:
             raise
         code = exit_code(error)
-    if os.getpid() != ours:
-        os._exit(code)
+    finally:
+        if os.getpid() != ours:
+            os._exit(code)
 
 
 def exit_code(error: BaseException) -> int:
-    """With which code a process ends that this was raised in; what is no `sys.exit()` is shown, as Python does."""
-    if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else int(error.code is not None)
-    traceback.print_exception(error)
+    """With which code a process ends that this was raised in. What it has to say is shown, as Python does."""
+    given = error.code if isinstance(error, SystemExit) else error
+    if given is None or isinstance(given, int):
+        return (given or 0) & 0xFF
+    with suppress(OSError, ValueError):  # nobody listens any more
+        if isinstance(error, SystemExit):
+            print(given, file=sys.stderr)  # noqa: T201 - where Python itself shows it
+        else:
+            traceback.print_exception(error)
     return 1
 
 

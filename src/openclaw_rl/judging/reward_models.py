@@ -18,7 +18,7 @@ from typing import Any
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.extensions import load_attribute, origin
+from openclaw_rl.extensions import load_attribute, one_process, origin
 from openclaw_rl.judging.base import JudgeError, JudgeMisconfigured, JudgeUnavailable, output_of, task_of
 from openclaw_rl.judging.head import digest
 from openclaw_rl.judging.hints import corrective_part
@@ -47,9 +47,10 @@ def load_custom(config: Config) -> tuple[Score, str]:
     path = config.judge.custom_rm_path
     assert path is not None  # the configuration sees to that
     try:
-        found = load_attribute(path, option=OPTION)
-        if path.rpartition(":")[2] == FACTORY:
-            found = found(config)
+        with one_process():
+            found = load_attribute(path, option=OPTION)
+            if path.rpartition(":")[2] == FACTORY:
+                found = found(config)
     except ConfigError:
         raise
     except BaseException as error:  # whatever the user raises, it is told at the start

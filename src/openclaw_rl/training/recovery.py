@@ -97,7 +97,7 @@ def newest_intact(line: Sequence[PolicyVersion], checkpoints: Mapping[int, Path]
             "openclaw-rl policy rollback, or begin anew with another --run-dir"
         )
     # Candidates that nobody was served with stand on the base, as they stand on a version.
-    return Intact(version=BASE_VERSION, state=None, checkpoint=None, damaged=damaged)
+    return Intact(version=BASE_VERSION, state=None, checkpoint=None, damaged=damaged, passed_over=passed_over)
 
 
 def _named(versions: Sequence[PolicyVersion]) -> str:
