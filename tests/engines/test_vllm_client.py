@@ -27,6 +27,7 @@ from openclaw_rl.serving.engines.protocol import (
     UnknownVersion,
 )
 from openclaw_rl.serving.engines.vllm.client import VllmEngine
+from openclaw_rl.serving.engines.vllm.healing import CacheHealing
 from openclaw_rl.types import PolicyVersion
 from tests.engines.fake_vllm import DRAWN, FakeVllm, create_fake
 from tests.engines.harness import Stream, answer
@@ -60,6 +61,11 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
             await scenario()
 
     asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - the fake sets no event
+        await asyncio.sleep(0.005)
 
 
 def lora(folder: Path, number: int) -> PolicyVersion:
@@ -279,6 +285,69 @@ def test_a_version_that_gives_nan_is_unloaded_and_its_traces_are_removed(tiny: P
             with pytest.raises(UnknownVersion):
                 await answer(engine, request(version=1))
             assert len(fake.unloaded) == 1
+
+    run(scenario)
+
+
+def test_who_leaves_a_version_that_gave_nan_has_its_traces_removed_too(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(lora(tmp_path, 1))
+            fake.hold = asyncio.Event()
+            held = Stream(engine, request(version=1, max_tokens=6))
+            await held.reach(1)
+            fake.logprob = -9999.0
+            with pytest.raises(EngineError, match="not finite"):
+                await answer(engine, request(version=1, max_tokens=1))
+            await engine.health()
+            await until(lambda: len(fake.healed_before) == 1)
+            await held.leave()
+            await until(lambda: len(fake.healed_before) == 2)
+
+    run(scenario)
+
+
+def test_what_is_found_broken_while_the_cache_is_healed_is_healed_after_it() -> None:
+    async def scenario() -> None:
+        passes: list[asyncio.Event] = []
+
+        async def heal() -> None:
+            passes.append(asyncio.Event())
+            await passes[-1].wait()
+
+        healing = CacheHealing(heal)
+        await healing.clean()
+        for _ in range(3):
+            healing.begin()
+        await asyncio.sleep(0)
+        healing.begin()
+        clean = asyncio.create_task(healing.clean())
+        passes[0].set()
+        await until(lambda: len(passes) == 2)
+        assert not clean.done()
+        passes[1].set()
+        await asyncio.wait_for(clean, 5)
+        assert len(passes) == 2
+
+    run(scenario)
+
+
+def test_an_adapter_that_is_asked_for_again_while_it_is_unloaded_stays(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake, version = FakeVllm(), lora(tmp_path, 1)
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(version)
+            fake.hold = asyncio.Event()
+            held = Stream(engine, request(version=1))
+            await held.reach(1)
+            await engine.unload_version(1)
+            fake.hold.set()
+            await held.end()  # now it is being unloaded
+            await engine.load_version(version)
+            await asyncio.sleep(0.1)
+            assert (await engine.health()).loaded_versions == (0, 1)
+            assert (await answer(engine, request(version=1))).versions == (1, 1, 1)
 
     run(scenario)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -283,6 +284,30 @@ def test_a_request_waits_for_a_place_and_is_then_told_to_come_again(tmp_path: Pa
         assert engine.tries <= 6, "pauses grow: 0.05 + 0.1 + 0.2 s, and the deadline"
         long.join(20)
         assert version_for(gateway, "bob") == "2"
+
+
+@dataclass
+class SlowToBegin(FakeEngine):
+    """As an upstream of somebody else's is: it says nothing before the first token."""
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
+        if request.version == 1:
+            await asyncio.sleep(3.0)
+        async for event in super().chat(request):
+            yield event
+
+
+def test_nobody_waits_for_the_first_token_of_another_whose_version_was_just_loaded(tmp_path: Path) -> None:
+    with per_user(tmp_path, SlowToBegin()) as gateway:
+        publish(gateway.store, 1, "ann")
+        publish(gateway.store, 2, "bob")
+        long = threading.Thread(target=version_for, args=(gateway, "ann"))
+        long.start()
+        wait_until(lambda: gateway.engine.loads == [1])
+        assert version_for(gateway, "bob") == "2"
+        assert not gateway.engine.asked[:-1], "ann's still has to begin"
+        long.join(20)
+        assert version_for(gateway, "ann") == "1"
 
 
 def test_a_version_that_the_engine_let_go_of_is_loaded_again(tmp_path: Path) -> None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from openclaw_rl.serving.engines.protocol import EngineHealth
 from openclaw_rl.serving.gateway.errors import GatewayError
 from openclaw_rl.serving.gateway.versions import VersionKeeper
 from openclaw_rl.store import Store
 from openclaw_rl.store.schema import versions
-from openclaw_rl.types import ExclusionReason
+from openclaw_rl.types import ExclusionReason, PolicyVersion
 from tests.gateway.conftest import USER, Gateway, running, wait_until
 from tests.gateway.fake_engine import FakeEngine, Said
 
@@ -120,6 +122,19 @@ def test_engine_restart_reloads_before_it_routes(gateway: Gateway) -> None:
     assert gateway.engine.loads == [1]
 
 
+@dataclass
+class SlowToLoad(FakeEngine):
+    """Loads when it is let."""
+
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def load_version(self, version: PolicyVersion) -> None:
+        self.began.set()
+        await self.go_on.wait()
+        await super().load_version(version)
+
+
 class TestKeeperAlone:
     """The keeper without its background task, one look at a time."""
 
@@ -175,5 +190,89 @@ class TestKeeperAlone:
             assert not waiting.done()
             await keeper.refresh()
             assert await waiting == 0
+
+        asyncio.run(scenario())
+
+    def test_who_is_doubted_while_another_is_loaded_goes_on_answering(self, store: Store) -> None:
+        """A load may take minutes, and nobody is turned away for as long."""
+
+        async def scenario() -> None:
+            engine = SlowToLoad(loaded={1})
+            publish(store, 1)
+            keeper = VersionKeeper(store, engine, served_name="policy")
+            await keeper.refresh()
+            background = asyncio.create_task(keeper.run())
+            publish(store, 2)
+            async with asyncio.timeout(5):
+                await engine.began.wait()
+                keeper.suspect("it hung up")
+                assert await keeper.route("policy", deadline=time.monotonic() + 5) == 1
+                engine.go_on.set()
+                while keeper.current != 2:  # noqa: ASYNC110 - the keeper tells nobody
+                    await asyncio.sleep(0.01)
+            background.cancel()
+            assert engine.loads == [2]
+
+        asyncio.run(scenario())
+
+    def test_after_a_restart_nothing_answers_until_its_version_is_loaded(self, store: Store) -> None:
+        async def scenario() -> None:
+            now = [0.0]
+            engine = SlowToLoad(loaded={1, 2})
+            publish(store, 1)
+            publish(store, 2)
+            keeper = VersionKeeper(store, engine, served_name="policy", clock=lambda: now[0])
+            await keeper.refresh()
+            engine.restart()
+            engine.loaded.add(1)
+            now[0] = 2.0
+            looking = asyncio.create_task(keeper.refresh())
+            await asyncio.wait_for(engine.began.wait(), 5)
+            assert (keeper.current, keeper.problem) == (None, "the engine is loading policy-v2")
+            engine.go_on.set()
+            await looking
+            assert (keeper.current, keeper.problem) == (2, "")
+
+        asyncio.run(scenario())
+
+    def test_what_was_loaded_during_a_look_is_not_lost_by_its_older_answer(self, store: Store) -> None:
+        async def scenario() -> None:
+            now = [0.0]
+            engine = FakeEngine()
+            keeper = VersionKeeper(store, engine, served_name="policy", clock=lambda: now[0])
+            await keeper.refresh()
+            now[0] = 2.0
+            looking = asyncio.create_task(keeper.refresh())
+            look, answered = engine.health, asyncio.Event()
+
+            async def late() -> EngineHealth:
+                before = await look()
+                answered.set()
+                await asyncio.sleep(0.02)
+                return before
+
+            engine.health = late  # type: ignore[method-assign]
+            await asyncio.wait_for(answered.wait(), 5)
+            keeper.note_loaded(7)
+            await looking
+            assert 7 in keeper.loaded
+            now[0] = 4.0
+            await keeper.refresh()
+            assert 7 not in keeper.loaded
+
+        asyncio.run(scenario())
+
+    def test_a_fault_of_ours_in_loading_is_not_passed_over(self, store: Store) -> None:
+        async def scenario() -> None:
+            engine = FakeEngine()
+
+            async def broken(_: PolicyVersion) -> None:
+                raise ZeroDivisionError
+
+            engine.load_version = broken  # type: ignore[method-assign]
+            publish(store, 1)
+            keeper = VersionKeeper(store, engine, served_name="policy")
+            with pytest.raises(ZeroDivisionError):
+                await asyncio.wait_for(keeper.run(), 5)
 
         asyncio.run(scenario())

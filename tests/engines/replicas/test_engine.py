@@ -21,6 +21,7 @@ from openclaw_rl.serving.engines.protocol import (
     TokensDrawn,
     UnknownVersion,
 )
+from openclaw_rl.serving.engines.replicas import engine as replicas
 from openclaw_rl.serving.engines.replicas.drains import DrainList
 from openclaw_rl.serving.engines.replicas.engine import ReplicaLost, ReplicatedEngine
 from openclaw_rl.serving.engines.replicas.replica import FAILURES_UNTIL_LOST
@@ -232,6 +233,47 @@ def test_a_version_is_loaded_when_every_healthy_replica_has_it_and_one_that_retu
         for session in SESSIONS:
             await ask(engine, of(session, 1))
         await until(lambda: away.loads == [1, 1])
+
+    using(work)
+
+
+class HangingInLoad(Hanging):
+    """Hangs from the moment on in which it is told to load."""
+
+    async def load_version(self, version: PolicyVersion) -> None:
+        self.hangs = True
+        await asyncio.sleep(60)
+
+
+@pytest.mark.parametrize("rolling", [False, True])
+def test_a_replica_that_hangs_in_a_load_holds_up_neither_the_others_nor_its_sessions(
+    rolling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas, "LOOK_ON_S", 0.05)
+    fakes: Fakes = {url: HangingInLoad() if url == URLS[0] else FakeEngine() for url in URLS}
+
+    async def work(engine: ReplicatedEngine, _: Fakes) -> None:
+        async with asyncio.timeout(5):
+            await engine.load_version(version(1))
+        assert (await engine.health()).loaded_versions == (0, 1)
+        assert engine.report()[0].state.startswith("away")
+        for session in SESSIONS:
+            await ask(engine, of(session, 1))
+
+    using(work, fakes=fakes, rolling=rolling, look_s=0.1)
+    assert not fakes[URLS[0]].asked
+
+
+def test_a_version_that_no_replica_has_any_more_is_unknown_and_not_an_outage() -> None:
+    async def work(engine: ReplicatedEngine, fakes: Fakes) -> None:
+        await engine.load_version(version(1))
+        await engine.load_version(version(2))
+        for fake in fakes.values():
+            fake.loaded.discard(1)  # by somebody else
+        for _attempt in range(2):
+            with pytest.raises(UnknownVersion, match="no replica has policy version 1"):
+                await ask(engine, of("s", 1, pinned=True))
+        assert {one.state for one in engine.report()} == {"ready"}, "what should serve they all have"
 
     using(work)
 

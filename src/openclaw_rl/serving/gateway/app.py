@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 
 from fastapi import FastAPI
@@ -142,18 +142,15 @@ def _add_routes(app: FastAPI, services: Services) -> None:
 
     @app.get("/v1/models")
     async def models(request: Request) -> Response:
-        return _json(200, {"object": "list", "data": [_model(name) for name in await served(request)]})
+        principal = _principal(services, request)
+        names = await services.router.model_names(_owner(services, request, principal), principal)
+        return _json(200, {"object": "list", "data": [_model(name) for name in names]})
 
     @app.get("/v1/models/{name:path}")  # a name that was chosen may have slashes
     async def model(name: str, request: Request) -> Response:
-        names = await served(request)
-        if name not in names:
-            raise errors.unknown_model(name, ", ".join(names))
-        return _json(200, _model(name))
-
-    async def served(request: Request) -> Sequence[str]:
         principal = _principal(services, request)
-        return await services.router.model_names(_owner(services, request, principal), principal)
+        await services.router.check_model(name, _owner(services, request, principal), principal)
+        return _json(200, _model(name))
 
     @app.post("/v1/sessions/{session_id:path}/end")
     async def end_session(session_id: str, request: Request) -> Response:

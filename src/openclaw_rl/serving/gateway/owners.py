@@ -11,12 +11,12 @@ asked for by name.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import unicodedata
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from openclaw_rl.config_policies import PoliciesConfig
@@ -38,6 +38,10 @@ from openclaw_rl.types import BASE_VERSION, ExclusionReason, PolicyVersion, Vers
 
 logger = logging.getLogger(__name__)
 
+HELD_S = 1.0
+"""How long others' loading waits for the engine to take a request whose version was just loaded: an engine that says
+nothing before it has read the prompt keeps nobody waiting. Should the version be let go of after all, it is loaded
+again."""
 LOAD_RETRY_S = 0.05
 LONGEST_LOAD_RETRY_S = 1.0
 """Pauses between tries for a place double from the one to the other."""
@@ -134,7 +138,7 @@ class Router:
         self._refused: dict[int, float] = {}  # until when it is not tried again
         self._remembered: OrderedDict[str, PolicyVersion] = OrderedDict()
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def routed(self, model: str, owner: str, principal: Principal, *, deadline: float) -> AsyncIterator[Route]:
         """The version that answers `model` for `owner`, loaded; leave once the engine has taken the request.
 
@@ -193,6 +197,17 @@ class Router:
         own = await self._serving(owner)
         return names if own.version == BASE_VERSION else [*names, own.name]
 
+    async def check_model(self, name: str, owner: str, principal: Principal) -> None:
+        """Return if this owner may ask for `name` now, listed or (one that served before, and is loaded again) not.
+
+        Raises:
+            GatewayError: 404.
+        """
+        if self._owned:
+            await self._choose(name, owner, admin=principal.admin)
+        elif name not in (names := self._keeper.model_names()):
+            raise unknown_model(name, ", ".join(names))
+
     # --- which version -------------------------------------------------------------------------------------
 
     async def _choose(self, model: str, owner: str, *, admin: bool) -> tuple[PolicyVersion, ExclusionReason | None]:
@@ -234,7 +249,7 @@ class Router:
 
     # --- that it is loaded ---------------------------------------------------------------------------------
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _held(self, version: PolicyVersion, deadline: float, *, any_of_owner: bool) -> AsyncIterator[int]:
         """That version, or what stands in for it, loaded, for the time of a block.
 
@@ -248,10 +263,12 @@ class Router:
                 await self._loading.acquire()
         except TimeoutError:
             raise unavailable("Other policies are being loaded; try again shortly.") from None
-        try:
-            yield await self._loadable(version, deadline, any_of_owner)
-        finally:
-            self._loading.release()
+        with contextlib.ExitStack() as held:
+            held.callback(self._loading.release)
+            number = await self._loadable(version, deadline, any_of_owner)
+            timer = asyncio.get_running_loop().call_later(HELD_S, held.close)
+            held.callback(timer.cancel)
+            yield number
 
     async def _loadable(self, version: PolicyVersion, deadline: float, any_of_owner: bool) -> int:
         """The number of the version that is loaded in the end."""

@@ -1,7 +1,8 @@
 """Which policy version answers new requests, kept up to date in the background.
 
 New requests get the newest serving version that the engine has loaded. While a newer one is being loaded the one
-before it goes on answering; after an engine restart nothing is answered until its version is loaded again.
+before it goes on answering; after an engine restart nothing is answered until its version is loaded again. A load may
+take minutes: it runs beside the looks at the engine, so that who is doubted meanwhile is looked at all the same.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class VersionKeeper:
         self._health_failures = 0
         self._instance: str | None = None
         self._loaded: frozenset[int] = frozenset()
+        self._noted: set[int] = set()  # loaded since the look that is under way began: its answer may lack them
+        self._loading: asyncio.Task[None] | None = None
         self._current: int | None = None
+        self._last: int | None = None  # what answered last of this instance, and may again while another is loaded
         self._failed: tuple[int | None, float] = (None, 0.0)  # which could not be loaded, and when to try again
         self._problem = "the engine has not answered yet"
         self._routable = asyncio.Event()
@@ -101,10 +105,12 @@ class VersionKeeper:
     def note_loaded(self, version: int) -> None:
         """The engine has loaded it."""
         self._loaded |= {version}
+        self._noted.add(version)
 
     def forget(self, version: int) -> None:
         """The engine says that it has it no longer."""
         self._loaded -= {version}
+        self._noted.discard(version)
 
     def model_names(self, *, everybody: bool = False) -> list[str]:
         """The names that clients may ask for now; versions that belong to somebody only if they are `everybody`'s."""
@@ -169,17 +175,31 @@ class VersionKeeper:
 
     async def run(self) -> None:
         """Keep up to date until cancelled."""
-        while True:
-            await self.refresh()
-            try:
-                async with asyncio.timeout(POLL_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
-            self._wake.clear()
+        try:
+            while True:
+                await self._look()
+                try:
+                    async with asyncio.timeout(POLL_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+        finally:
+            if self._loading is not None:
+                self._loading.cancel()
 
     async def refresh(self) -> None:
-        """Look once: at the record, at the engine when that is due, and load what should serve."""
+        """Look once, and wait until what should serve is loaded."""
+        await self._look()
+        if self._loading is not None:
+            await self._loading
+            self._route()
+
+    async def _look(self) -> None:
+        """At the record, and at the engine when that is due; begin to load what should serve, and route."""
+        if self._loading is not None and self._loading.done():
+            self._loading.result()  # what it did not expect ends this loop, too
+            self._loading = None
         await self._read_serving()
         if self._serving is None:
             return
@@ -190,14 +210,14 @@ class VersionKeeper:
             await self._read_serving()
         if self._health is None or not self._health.ready or self._health_failures:
             return
-        serving = self._serving
-        if self._is_to_load(serving):
-            await self._load(serving)
-        if serving.version in self._loaded:
-            self._route_to(serving.version)
+        if self._is_to_load(self._serving):
+            self._loading = asyncio.create_task(self._load(self._serving))
+        self._route()
 
     def _is_to_load(self, serving: PolicyVersion) -> bool:
         """Whether the engine lacks it, and has not just failed to load it: a try may read all of its files."""
+        if self._loading is not None:
+            return False
         version, until = self._failed
         return serving.version not in self._loaded and (serving.version != version or self._clock() >= until)
 
@@ -213,6 +233,7 @@ class VersionKeeper:
 
     async def _read_health(self) -> None:
         self._health_due = self._clock() + HEALTH_S
+        self._noted.clear()
         try:
             health = await self._engine.health()
         except EngineError as error:
@@ -229,14 +250,19 @@ class VersionKeeper:
                 logger.warning("the engine was restarted; loading its version again")
             self._instance = health.instance_id
             self._failed = (None, 0.0)
+            self._last = None
+            self._noted.clear()  # whichever of the two had loaded it: loading it again does no harm
             self._lose("the engine was restarted")
-        self._loaded = frozenset(health.loaded_versions)  # the base only where it is there: see `_base_is_gone`
+        # The base only where it is there: see `_base_is_gone`.
+        self._loaded = frozenset(health.loaded_versions) | self._noted
         if not health.ready:
             self._lose("the engine is loading the model")
         elif self._current is not None and self._current not in self._loaded:
             self._lose("the engine has let go of the version in service")
 
     async def _load(self, serving: PolicyVersion) -> None:
+        if not self.ready:
+            self._problem = f"the engine is loading {serving.name}"
         try:
             await self._engine.load_version(serving)
         except EngineError as error:
@@ -244,12 +270,18 @@ class VersionKeeper:
             self._failed = (serving.version, self._clock() + HEALTH_S)
             logger.warning("%s; %s answers", self._problem, "nothing" if self._current is None else "the one before")
         else:
-            self._loaded |= {serving.version}
+            self.note_loaded(serving.version)
+        self._wake.set()
 
-    def _route_to(self, version: int) -> None:
+    def _route(self) -> None:
+        """New requests get what should serve; while that is not loaded, what answered before it."""
+        wanted = None if self._serving is None else self._serving.version
+        version = next((one for one in (wanted, self._last) if one is not None and one in self._loaded), None)
+        if version is None:
+            return
         if version != self._current:
             logger.info("version %d answers new requests", version)
-        self._current = version
+        self._current = self._last = version
         self._problem = ""
         self._routable.set()
 

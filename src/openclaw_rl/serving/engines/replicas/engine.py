@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -34,6 +34,9 @@ from openclaw_rl.serving.engines.replicas.routing import preference
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
 
 logger = logging.getLogger(__name__)
+
+LOOK_ON_S = 1.0
+"""How often replicas are looked at while they load."""
 
 
 class ReplicaLost(EngineError):
@@ -102,11 +105,10 @@ class ReplicatedEngine:
         """
         if not request.pinned:
             self._now_wanted(request.version)
-        tried: set[str] = set()
+        tried: dict[str, EngineError] = {}
         begun = drew = False
         while True:
             replica, version = self._choose(request, tried)
-            tried.add(replica.url)
             asked = replace(request, version=version)
             try:
                 async with contextlib.aclosing(replica.answer(asked)) as events:
@@ -120,6 +122,7 @@ class ReplicatedEngine:
                             request = replace(request, version=version, pinned=True)  # that was said, so it holds
                 return
             except (EngineUnavailable, UnknownVersion) as error:
+                tried[replica.url] = error
                 self._failed(replica, version, error)
                 if drew:
                     raise ReplicaLost("the engine's replica was lost in the middle of the answer") from error
@@ -127,20 +130,24 @@ class ReplicatedEngine:
     def _failed(self, replica: Replica, version: int, error: EngineError) -> None:
         if isinstance(error, UnknownVersion):
             replica.loaded -= {version}
-            replica.returned = True
-            self._follow(replica)
+            if version == self._wanted:
+                replica.returned = True
+                self._follow(replica)
         else:
             replica.lose(str(error))
 
-    def _choose(self, request: ChatRequest, tried: set[str]) -> tuple[Replica, int]:
-        """The session's first choice among those that can answer, and the version that it will answer with."""
-        able = [one for one in self._replicas.values() if one.takes_requests and one.url not in tried]
-        versions = {one.url: self._version_of(one, request) for one in able}
+    def _choose(self, request: ChatRequest, tried: Mapping[str, EngineError]) -> tuple[Replica, int]:
+        """The session's first choice among those that can answer, and the version that it will answer with.
+
+        `tried`: those that could not, and why.
+        """
+        there = [one for one in self._replicas.values() if one.takes_requests]
+        versions = {one.url: self._version_of(one, request) for one in there if one.url not in tried}
         for url in preference(request.session_id or request.request_id, versions):
             version = versions[url]
             if version is not None:
                 return self._replicas[url], version
-        if able and not tried:
+        if there and all(isinstance(error, UnknownVersion) for error in tried.values()):
             raise UnknownVersion(f"no replica has policy version {request.version}", param="model")
         raise EngineUnavailable(f"no replica can answer ({self._problems()})")
 
@@ -169,10 +176,23 @@ class ReplicatedEngine:
         if not any(one.takes_requests for one in self._replicas.values()):
             await self._look()
         able = [one for one in self._replicas.values() if one.takes_requests]
-        loaded = await self._load_on_one(able, version) if self._rolling else await self._load_on_all(able, version)
+        load = self._load_on_one if self._rolling else self._load_on_all
+        loaded = await self._looking_on(load(able, version))
         if not loaded:
             raise EngineUnavailable(f"no replica could load {version.name} ({self._problems()})")
         self._now_wanted(version.version)
+
+    async def _looking_on(self, work: Coroutine[Any, Any, bool]) -> bool:
+        """Look at the replicas while something is waited for, so that one that hangs is found out."""
+        task = asyncio.create_task(work)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=LOOK_ON_S)
+                if not task.done():
+                    await self._look()
+            return task.result()
+        finally:
+            task.cancel()
 
     async def _load_on_all(self, able: list[Replica], version: PolicyVersion) -> bool:
         """Load it everywhere at once; a replica that is lost meanwhile gets it when it comes back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 
@@ -123,25 +124,32 @@ class Replica:
                 await close()
 
     async def _next(self, events: AsyncIterator[ChatEvent]) -> ChatEvent | None:
-        """The next event. The wait for it can be ended from outside, and what waits elsewhere is not touched."""
+        async with self._given_up_when_hung():
+            return await anext(events, None)
+
+    @contextlib.asynccontextmanager
+    async def _given_up_when_hung(self) -> AsyncIterator[None]:
+        """What is waited for here can be ended from outside (`_missed`), and what waits elsewhere is not touched."""
         try:
             async with asyncio.timeout(None) as wait:
                 self._waits.add(wait)
                 try:
-                    return await anext(events, None)
+                    yield
                 finally:
                     self._waits.discard(wait)
         except TimeoutError as error:
             raise ReplicaHung("the engine hung") from error
 
     async def load(self, version: PolicyVersion) -> None:
-        """Have it load a version.
+        """Have it load a version; given up when it hangs.
 
         Raises:
+            ReplicaHung: it was found to hang meanwhile.
             EngineError: as the engine says; one that cannot be reached is taken out.
         """
         try:
-            await self.engine.load_version(version)
+            async with self._given_up_when_hung():
+                await self.engine.load_version(version)
         except EngineUnavailable as error:
             self.lose(str(error))
             raise

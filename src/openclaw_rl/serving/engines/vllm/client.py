@@ -34,6 +34,7 @@ from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import VllmApi
 from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES, EXTENSION
 from openclaw_rl.serving.engines.vllm.files import verify, version_weights
+from openclaw_rl.serving.engines.vllm.healing import CacheHealing
 from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, SPARE_TOKENS
 from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server, warn_of_another_model
 from openclaw_rl.serving.engines.vllm.swap import ModelSwap
@@ -59,8 +60,9 @@ class VllmEngine:
         self._versions = self._none_loaded()
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._clean = asyncio.Event()
-        self._clean.set()
+        self._healing = CacheHealing(self._api.heal_cache)
+        self._broken: set[int] = set()
+        """Adapters that gave NaN: whatever becomes of the requests that they still answer, their blocks hold some."""
         self._instance_id = uuid.uuid4().hex
         self._process_started: str | None = None
         self._active = 0
@@ -141,7 +143,7 @@ class VllmEngine:
         sampling = request.sampling
         text = AnswerText(self._tokenizer, stop=sampling.stop, has_tools=bool(request.tools))
         answer = wire.AnswerEvents(text, prompt=prompt, truncated=sampling.truncated)
-        await self._clean.wait()
+        await self._healing.clean()
         with self._counted(), self._serving(request.version) as served:
             self._drawer(request, served)
             body = wire.generate_body(
@@ -179,7 +181,7 @@ class VllmEngine:
         self._check_ready()
         most = min(self._context, self._found.context - SPARE_TOKENS) if self._found else 0
         wire.check_score(request, most=most, vocabulary=len(self._tokenizer))
-        await self._clean.wait()
+        await self._healing.clean()
         with self._counted(), self._serving(request.version) as served:
             body = wire.score_body(request.ids, model=served.model, salt=self._versions.salt)
             self._check_scores(served, request.version)
@@ -208,31 +210,22 @@ class VllmEngine:
             try:
                 yield served
             except wire.NoDistribution:
-                if served.version is not None:
+                if served.version is None:
+                    self._heal()
+                else:
                     logger.error("policy version %d gives NaN; it is unloaded", version)
                     self._versions.leave(version)
-                self._begin_healing()
+                    self._broken.add(version)
                 raise
+            finally:
+                if served.version in self._broken:
+                    self._heal()
 
-    def _begin_healing(self) -> None:
-        """Hold new requests until vLLM's cache is finite again.
-
-        Attention reads whole blocks and masks what is not yet written by multiplying with zero, and NaN times zero is
-        NaN: a block in which a broken version has left its own would break whoever gets it next.
-        """
+    def _heal(self) -> None:
         if self._found is None or self._found.weights_label is None:
             logger.error("vLLM's cache holds NaN, and it cannot be told to take them out: start it anew")
-        elif self._clean.is_set():
-            self._clean.clear()
-            self._later(self._heal())
-
-    async def _heal(self) -> None:
-        try:
-            await self._api.heal_cache()
-        except EngineError as error:
-            logger.error("vLLM's cache may hold NaN: %s", error)
-        finally:
-            self._clean.set()
+        else:
+            self._healing.begin()
 
     def _draws(self, adapter: int | None) -> int:
         """The version that draws at this moment."""
@@ -293,7 +286,12 @@ class VllmEngine:
         """Unload an adapter as soon as nobody uses it. A whole model stays until another takes its place."""
         name = self._versions.leave(version)
         if name is not None:
-            await self._api.unload_lora(name)
+            await self._unload(name)
+
+    async def _unload(self, name: str) -> None:
+        async with self._loading:  # beside a load of the same one, that would find it there, and then not
+            if not self._versions.has(name):
+                await self._api.unload_lora(name)
 
     async def _load_adapter(self, version: int, directory: Path) -> None:
         await self._restore_base()  # what it was trained on; it would answer on whatever is there
@@ -310,6 +308,7 @@ class VllmEngine:
                 await self._api.healthy()  # if vLLM itself is well, the adapter is at fault
                 raise InvalidEngineRequest(f"vLLM does not load the adapter: {error}", param="path") from error
         self._versions.add(version, name)
+        self._broken.discard(version)
 
     async def _restore_base(self) -> None:
         """Swap the model's own weights back in, where others have taken their place."""
@@ -330,7 +329,7 @@ class VllmEngine:
 
         async def unload() -> None:
             try:
-                await self._api.unload_lora(name)
+                await self._unload(name)
             except EngineError as error:
                 logger.warning("vLLM keeps the adapter %s (%s)", name, error.code)
 
@@ -400,4 +399,5 @@ class VllmEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._healing.close()
         self._api.close()

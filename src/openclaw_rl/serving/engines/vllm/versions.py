@@ -164,6 +164,10 @@ class LoadedVersions:
         del self._adapters[version]
         return adapter.name
 
+    def has(self, name: str) -> bool:
+        """Whether an adapter of this name is loaded."""
+        return any(adapter.name == name for adapter in self._adapters.values())
+
     def adapters(self) -> Mapping[int, _Adapter]:
         """Those that are loaded now, for `lost`."""
         return dict(self._adapters)
