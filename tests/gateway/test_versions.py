@@ -266,7 +266,7 @@ class TestKeeperAlone:
         async def scenario() -> None:
             engine = FakeEngine()
 
-            async def broken(_: PolicyVersion) -> None:
+            async def broken(version: PolicyVersion) -> None:
                 raise ZeroDivisionError
 
             engine.load_version = broken  # type: ignore[method-assign]
