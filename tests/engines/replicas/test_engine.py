@@ -283,6 +283,7 @@ def test_a_replica_that_refuses_a_version_keeps_it_out_of_service() -> None:
         fakes[URLS[2]].refuse_load = True
         with pytest.raises(EngineError, match="broken adapter"):
             await engine.load_version(version(1))
+        assert (await engine.health()).loaded_versions == (0,), "or the gateway would route to it"
         fakes[URLS[2]].refuse_load = False
         await engine.load_version(version(1))
         await engine.unload_version(1)

@@ -172,7 +172,6 @@ class ReplicatedEngine:
         """
         if version.version == BASE_VERSION:
             return
-        self._known[version.version] = version
         if not any(one.takes_requests for one in self._replicas.values()):
             await self._look()
         able = [one for one in self._replicas.values() if one.takes_requests]
@@ -180,6 +179,7 @@ class ReplicatedEngine:
         loaded = await self._looking_on(load(able, version))
         if not loaded:
             raise EngineUnavailable(f"no replica could load {version.name} ({self._problems()})")
+        self._known[version.version] = version  # not before: what one of them refused counts as loaded on none
         self._now_wanted(version.version)
 
     async def _looking_on(self, work: Coroutine[Any, Any, bool]) -> bool:
