@@ -64,18 +64,39 @@ def expand(inputs: Any, weights: Any, output: Any, indices: Any, add_inputs: boo
     output[:] = torch.einsum("bi,boi->bo", inputs, weights[indices]) + (output if add_inputs else 0.0)
 
 
-def test_the_last_adapter_is_not_applied_to_the_base() -> None:
+def asked_in_eager(operation: Any, *given: Any) -> None:
+    for_adapters_only(operation)(*given)
+
+
+def asked_compiled(operation: Any, *given: Any) -> None:
+    torch.compile(for_adapters_only(operation), backend="eager", fullgraph=True)(*given)
+
+
+@pytest.mark.parametrize("ask", [asked_in_eager, asked_compiled])
+def test_the_last_adapter_is_not_applied_to_the_base(ask: Any) -> None:
     weights = torch.stack([torch.eye(2), 2 * torch.eye(2), torch.full((2, 2), float("nan"))])
-    inputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    indices = torch.tensor([1, -1, 0])
-    output = torch.zeros(3, 2)
-    for_adapters_only(shrink)(inputs, weights, output, indices, 0.5)
-    assert output.tolist() == [[1.0, 2.0], [0.0, 0.0], [2.5, 3.0]]
-    for_adapters_only(expand)(inputs, weights, output, indices, add_inputs=True)
-    assert output.tolist() == [[3.0, 6.0], [0.0, 0.0], [7.5, 9.0]]
-    whole = torch.zeros(3, 2)
-    for_adapters_only(expand)(inputs, weights, whole, torch.tensor([-1]))
-    assert whole.tolist() == [[0.0, 0.0]] * 3, "one index may stand for all rows"
+    inputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])
+    indices = torch.tensor([1, -1, 0, 1])
+    output = torch.zeros(4, 2)
+    ask(shrink, inputs, weights, output, indices, 0.5)
+    assert output.tolist() == [[1.0, 2.0], [0.0, 0.0], [2.5, 3.0], [7.0, 8.0]]
+    ask(expand, inputs, weights, output, indices, True)
+    assert output.tolist() == [[3.0, 6.0], [0.0, 0.0], [7.5, 9.0], [21.0, 24.0]]
+    for nobody in ([-1], [-1] * 4):
+        whole = torch.zeros(4, 2)
+        ask(expand, inputs, weights, whole, torch.tensor(nobody))
+        assert whole.tolist() == [[0.0, 0.0]] * 4, "one index may stand for all rows"
+
+
+@pytest.mark.parametrize("ask", [asked_in_eager, asked_compiled])
+@pytest.mark.parametrize("indices", [[1, 1, 1, 1], [2, 0, 2, 1]])
+def test_each_row_is_multiplied_by_its_own_adapter(ask: Any, indices: list[int]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights, inputs = torch.randn(3, 5, 2, generator=generator), torch.randn(4, 2, generator=generator)
+    output = torch.zeros(4, 5)
+    ask(shrink, inputs, weights, output, torch.tensor(indices), 2.0)
+    expected = torch.stack([2.0 * weights[index] @ row for index, row in zip(indices, inputs, strict=True)])
+    torch.testing.assert_close(output, expected)
 
 
 class Runner:

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+BASE = -1
+"""The index of a row that belongs to no adapter."""
 _LORA_OPERATIONS = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
 
 
@@ -52,7 +54,8 @@ def for_adapters_only(operation: Callable[..., None]) -> Callable[..., None]:
     Their index is -1, which vLLM's operations for the CPU take for the last adapter (0.32; its pull requests 48421
     and 49656): in one batch with somebody's adapter, the base would answer as the last one that was loaded.
 
-    Without a branch on the indices, for the operation may be compiled. No product with zero: an adapter may give NaN.
+    vLLM's also copy an adapter's weights for each row. Asked once for each adapter, with one index for all of its
+    rows, they multiply two matrices.
     """
 
     @functools.wraps(operation)
@@ -64,11 +67,36 @@ def for_adapters_only(operation: Callable[..., None]) -> Callable[..., None]:
         *rest: Any,
         **named: Any,
     ) -> None:
-        before = output.clone()
-        operation(inputs, weights, output, indices.clamp(min=0), *rest, **named)
-        output.copy_(torch.where((indices >= 0).unsqueeze(1), output, before))
+        if torch.compiler.is_compiling():  # no branch on the indices then
+            _all_at_once(operation, inputs, weights, output, indices, *rest, **named)
+            return
+        adapters = set(indices.tolist())
+        if len(adapters) == 1:
+            if adapters != {BASE}:
+                operation(inputs, weights, output, indices[:1], *rest, **named)
+            return
+        for adapter in adapters - {BASE}:
+            (rows,) = torch.nonzero(indices == adapter, as_tuple=True)
+            own = output[rows]
+            operation(inputs[rows], weights, own, indices[rows[:1]], *rest, **named)
+            output[rows] = own
 
     return applied
+
+
+def _all_at_once(
+    operation: Callable[..., None],
+    inputs: torch.Tensor,
+    weights: torch.Tensor,
+    output: torch.Tensor,
+    indices: torch.Tensor,
+    *rest: Any,
+    **named: Any,
+) -> None:
+    """As vLLM does it, and then the rows of no adapter as before. No product with zero: an adapter may give NaN."""
+    before = output.clone()
+    operation(inputs, weights, output, indices.clamp(min=0), *rest, **named)
+    output.copy_(torch.where((indices >= 0).unsqueeze(1), output, before))
 
 
 def undrawing_unread(sample: Callable[..., Any]) -> Callable[..., Any]:
