@@ -120,6 +120,18 @@ def test_what_is_asked_wrongly_changes_nothing(run_dir: Path, capsys: pytest.Cap
     assert "life" in ran(capsys, "list")
 
 
+@pytest.mark.parametrize("chosen", [["--user", ""], ["--user="], ["--key", ""], [""], ["life", ""]])
+def test_an_empty_name_is_nobodys_and_deletes_nothing(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], chosen: list[str]
+) -> None:
+    before = ran(capsys, "list", "--json")
+    assert "a name is wanted, and this one is empty" in refused(capsys, "delete", *chosen, "--yes")
+    assert "a name is wanted, and this one is empty" in refused(capsys, "export", *chosen)
+    assert ran(capsys, "list", "--json") == before
+    assert "a name is wanted" in refused(capsys, "list", "--user", "")
+    assert "a name is wanted" in refused(capsys, "import", "nowhere.jsonl", "--key", "")
+
+
 def refused_without_terminal(*argv: str) -> str:
     program = [sys.executable, "-m", "openclaw_rl.cli", "sessions", *argv]
     done = subprocess.run(program, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from openclaw_rl.cli_names import given
 from openclaw_rl.cli_store import store_of
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load, load_json
@@ -35,8 +36,8 @@ def add_sessions(
     own = parser.add_subparsers(dest="sessions_command", required=True, metavar="COMMAND")
 
     listing = add_command(own, "list", run_list, "list all sessions, without their content")
-    listing.add_argument("--key", metavar="NAME", help="only those of this key")
-    listing.add_argument("--user", metavar="NAME", help="only those of this user (policies.per)")
+    listing.add_argument("--key", type=given, metavar="NAME", help="only those of this key")
+    listing.add_argument("--user", type=given, metavar="NAME", help="only those of this user (policies.per)")
     listing.add_argument("--json", action="store_true", help="for programs")
 
     showing = add_command(own, "show", run_show, "show one conversation, turn by turn")
@@ -55,7 +56,7 @@ def add_sessions(
 
     importing = add_command(own, "import", run_import, "take conversations in, to be judged and trained")
     importing.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a format of export; found out")
-    importing.add_argument("--key", metavar="NAME", help="the key that they will belong to")
+    importing.add_argument("--key", type=given, metavar="NAME", help="the key that they will belong to")
     importing.add_argument("--recipe", type=Path, metavar="FILE.toml", help="of a run directory never started")
     importing.add_argument("--json", action="store_true", help="for programs")
 
@@ -69,13 +70,13 @@ def add_sessions(
 
 def _add_name(parser: argparse.ArgumentParser, nargs: str | None) -> None:
     what = "its id, the start of it, or what its client calls it"
-    parser.add_argument("session", nargs=nargs, metavar="SESSION", help=what)
+    parser.add_argument("session", nargs=nargs, type=given, metavar="SESSION", help=what)
 
 
 def _add_choice(parser: argparse.ArgumentParser, verb: str) -> None:
     _add_name(parser, "*")
-    parser.add_argument("--key", metavar="NAME", help=f"{verb} all sessions of this key")
-    parser.add_argument("--user", metavar="NAME", help=f"{verb} all sessions of this user (policies.per)")
+    parser.add_argument("--key", type=given, metavar="NAME", help=f"{verb} all sessions of this key")
+    parser.add_argument("--user", type=given, metavar="NAME", help=f"{verb} all sessions of this user (policies.per)")
     parser.add_argument("--all", action="store_true", help=f"{verb} all sessions")
 
 
