@@ -12,6 +12,7 @@ from peft import PeftModel
 from openclaw_rl.cli import main
 from openclaw_rl.models import load_causal_lm
 from openclaw_rl.store import Store
+from openclaw_rl.supervision.state import Phase, SupervisorState, process_created_at
 from openclaw_rl.training.compare import compare
 from tests.training.support import tiny_model
 from tests.training.test_cycle import fill, make_config, make_loop, work_off
@@ -112,8 +113,21 @@ def test_a_name_of_no_version_is_one_line_and_code_2(
     assert "there is only base" in refused(capsys, run_dir_of_base, "rollback", "policy-v7")
 
 
+def test_a_rollback_says_when_it_takes_effect(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    said = told(capsys, run_dir, "rollback", "policy-v1")
+    assert "policy-v1 serves from the next start on (no deployment is up), in place of policy-v2" in said
+    created = process_created_at(os.getpid())
+    assert created is not None
+    up = SupervisorState(
+        phase=Phase.READY, pid=os.getpid(), created_at=created, started_at=created, run_dir=str(run_dir),
+        url="http://127.0.0.1:1/v1", engine_url="",
+    )  # fmt: skip
+    up.write()
+    assert "base serves from the next request on, in place of policy-v1" in told(capsys, run_dir, "rollback", "base")
+
+
 def test_rollback_pin_and_unpin(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
-    assert "policy-v1 serves from the next request on" in told(capsys, run_dir, "rollback", "policy-v1")
+    assert "policy-v1 serves from" in told(capsys, run_dir, "rollback", "policy-v1")
     assert in_service(run_dir) == "policy-v1"
     assert "stays in service" in told(capsys, run_dir, "pin", "base")
     assert in_service(run_dir) == "base"

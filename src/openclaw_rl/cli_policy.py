@@ -8,20 +8,23 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Mapping
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Set
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
-from rich.table import Table
 
+from openclaw_rl.cli_names import given, shown
 from openclaw_rl.cli_store import store_of
+from openclaw_rl.cli_versions import as_json, listing, names, on_disk, when
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
 from openclaw_rl.policy_files import CorruptPolicy, UnreadablePolicy, WeightsKind, verify_manifest, weights_of
-from openclaw_rl.supervision.state import child_config_path
+from openclaw_rl.supervision.state import child_config_path, read_state
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, StepRecord, VersionState
 
 if TYPE_CHECKING:
@@ -52,7 +55,9 @@ def add_policy(commands: Any, command: AddCommand, add_run_dir: Callable[[argpar
         parser = command(actions, name, run, help_text)
         for argument in versions:
             parser.add_argument(argument, metavar=argument.upper(), help="base, 12, v12, policy-v12 or serving")
-        parser.add_argument("--user", metavar="NAME", help="of this user's policy, or key's (policies.per)")
+        parser.add_argument(
+            "--user", type=given, metavar="NAME", help="of this user's policy, or key's (policies.per)"
+        )
         add_run_dir(parser)
         return parser
 
@@ -80,30 +85,14 @@ def add_policy(commands: Any, command: AddCommand, add_run_dir: Callable[[argpar
 def run_list(parsed: argparse.Namespace) -> int:
     """`policy list`."""
     with opened_store(parsed) as (store, _):
-        every, steps = store.versions.all(), _steps(store)
-        versions = [one for one in every if parsed.user in (None, one.owner)]
-        since = store.versions.states_since()
+        at_base = _kept_at_base(store, parsed.user)
+        versions = [one for one in store.versions.all() if _asked_for(one, parsed.user, at_base)]
+        steps, since = _steps(store), store.versions.states_since()
     if parsed.json:
-        _print_json([_as_json(v, steps.get(v.version), since[v.version]) for v in versions])
+        _print_json([as_json(one, steps.get(one.version), since[one.version], at_base) for one in versions])
         return OK
-    table = Table(box=None)
-    owned = any(version.owner for version in versions)
-    for heading in ("version", *["owner"] * owned, "state", "since", "samples", "mean reward", "on disk", ""):
-        table.add_column(heading)
-    for version in versions:
-        step = steps.get(version.version)
-        reward = None if step is None else step.metrics.get("mean_reward")
-        table.add_row(
-            version.name,
-            *[version.owner] * owned,
-            version.state.value,
-            _when(since[version.version]),
-            "-" if step is None else str(len(step.sample_ids)),
-            "-" if reward is None else f"{reward:+.2f}",
-            "yes" if _on_disk(version) else "no",
-            "pinned" if version.pinned else version.reason or "",
-        )
-    Console(highlight=False).print(table)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    _say(listing(versions, steps, since, at_base, width=width))
     return OK
 
 
@@ -113,7 +102,8 @@ def run_show(parsed: argparse.Namespace) -> int:
         version = _version(store, parsed.version, parsed.user)
         step = _steps(store).get(version.version)
         since = store.versions.states_since()[version.version]
-    body = _as_json(version, step, since)
+        at_base = _kept_at_base(store, parsed.user)
+    body = as_json(version, step, since, at_base)
     if parsed.json:
         _print_json(body)
         return OK
@@ -122,22 +112,24 @@ def run_show(parsed: argparse.Namespace) -> int:
         if name == "metrics":
             for metric, figure in sorted((value or {}).items()):
                 console.print(f"{metric:<24}{figure:.5g}", markup=False)
-        elif value is not None:
-            text = ", ".join(value) if isinstance(value, list) else _when(value) if name in {"since"} else str(value)
-            console.print(f"{name:<24}{text}", markup=False)
+        elif value is not None and value != []:
+            console.print(f"{name:<24}{_as_text(name, value)}", markup=False)
     return OK
+
+
+def _as_text(name: str, value: Any) -> str:
+    if name in {"owner", "pinned_for"}:  # chosen by others
+        return ", ".join(shown(one) for one in ([value] if isinstance(value, str) else value))
+    return ", ".join(value) if isinstance(value, list) else when(value) if name == "since" else str(value)
 
 
 def run_diff(parsed: argparse.Namespace) -> int:
     """`policy diff A B`."""
     with opened_store(parsed) as (store, config):
         a, b = (_version(store, name, parsed.user) for name in (parsed.a, parsed.b))
-        steps = _steps(store)
+        between = _between(store, a, b)
     with _sound_files():
         found = _difference(config, _files(a), _files(b))
-    between = [
-        step for number, step in steps.items() if min(a.version, b.version) < number <= max(a.version, b.version)
-    ]
     trained = sum(len(step.sample_ids) for step in between)
     if parsed.json:
         _print_json(
@@ -162,6 +154,15 @@ def run_diff(parsed: argparse.Namespace) -> int:
     return OK
 
 
+def _between(store: Store, a: PolicyVersion, b: PolicyVersion) -> list[StepRecord]:
+    """The steps that one of the two went through on its way from the base, and the other did not."""
+    from openclaw_rl.training.line import line_in_store
+
+    on_the_way = ({one.version for one in line_in_store(store, own.owner, own.version)} for own in (a, b))
+    apart = set.symmetric_difference(*on_the_way)
+    return [step for number, step in _steps(store).items() if number in apart]
+
+
 def _difference(config: Config, a: Path | None, b: Path | None) -> Difference:
     """How far apart, whichever kind of weights the two are."""
     from openclaw_rl.training.compare import compare
@@ -179,6 +180,7 @@ def _difference(config: Config, a: Path | None, b: Path | None) -> Difference:
 
 def run_rollback(parsed: argparse.Namespace) -> int:
     """`policy rollback VERSION`."""
+    up = _is_up(parsed)
     with opened_store(parsed) as (store, config):
         version = _servable(store, parsed.version, parsed.user)
         owner = _whose(version, parsed.user, config)
@@ -187,7 +189,8 @@ def run_rollback(parsed: argparse.Namespace) -> int:
     if before.version == version.version:
         _say(f"{version.name} was in service and stays; what was to follow it is given up")
         return OK
-    _say(f"{version.name} serves from the next request on, in place of {before.name}; training goes on from it")
+    from_when = "the next request on" if up else "the next start on (no deployment is up)"
+    _say(f"{version.name} serves from {from_when}, in place of {before.name}; training goes on from it")
     return OK
 
 
@@ -195,14 +198,20 @@ def run_pin(parsed: argparse.Namespace) -> int:
     """`policy pin VERSION`."""
     with opened_store(parsed) as (store, config):
         version = _servable(store, parsed.version, parsed.user)
-        store.versions.pin(version.version, _whose(version, parsed.user, config))
-    _say(f"{version.name} stays in service, and training waits, until: openclaw-rl policy unpin")
+        owner = _whose(version, parsed.user, config)
+        store.versions.pin(version.version, owner)
+    training, whose = ("this policy's training", f" --user {shlex.quote(owner)}") if owner else ("training", "")
+    _say(f"{version.name} stays in service, and {training} waits, until: openclaw-rl policy unpin{whose}")
     return OK
 
 
 def run_unpin(parsed: argparse.Namespace) -> int:
     """`policy unpin`."""
-    with opened_store(parsed) as (store, _):
+    with opened_store(parsed) as (store, config):
+        if parsed.user is None and config.policies.owned:
+            pinned_owners = store.versions.pinned_owners() - {""}
+            there = f"pinned are those of {names(pinned_owners)}" if pinned_owners else "nobody's is pinned"
+            raise ConfigError(f"{_per(config)}: say whose policy, with --user NAME; {there}")
         pinned = store.versions.pinned(parsed.user or "")
         store.versions.unpin(parsed.user or "")
     _say("no version was pinned" if pinned is None else f"{pinned.name} may be followed by newer ones again")
@@ -296,8 +305,30 @@ def _whose(version: PolicyVersion, user: str | None, config: Config) -> str:
     if version.version != BASE_VERSION:
         return version.owner
     if user is None and config.policies.owned:
-        raise ConfigError(f"policies.per = {config.policies.per}: say whose policy, with --user NAME")
+        raise ConfigError(f"{_per(config)}: say whose policy, with --user NAME")
     return user or ""
+
+
+def _per(config: Config) -> str:
+    return f"policies.per = {config.policies.per}"
+
+
+def _is_up(parsed: argparse.Namespace) -> bool:
+    """Whether a deployment runs in the run directory."""
+    from openclaw_rl.cli import resolve_arguments
+
+    state = read_state(resolve_arguments(parsed, None).config.run_dir.expanduser())
+    return state is not None and state.alive
+
+
+def _kept_at_base(store: Store, user: str | None) -> set[str]:
+    """Who is kept at the base; with `user`, whether that one is."""
+    return {one for one in store.versions.kept_at_base() if user in (None, one)}
+
+
+def _asked_for(version: PolicyVersion, user: str | None, at_base: Set[str]) -> bool:
+    """Whether it is listed: with `user` those of that user, and the base for one who is kept at it."""
+    return user in (None, version.owner) or (version.version == BASE_VERSION and bool(at_base))
 
 
 def _servable(store: Store, name: str, user: str | None) -> PolicyVersion:
@@ -321,39 +352,13 @@ def _files(version: PolicyVersion) -> Path | None:
     """
     if version.version == BASE_VERSION:
         return None
-    if not _on_disk(version):
+    if not on_disk(version):
         raise ConfigError(f"{version.name} is no longer on disk: training.keep_checkpoints says how many are kept")
     return Path(str(version.path))
 
 
-def _on_disk(version: PolicyVersion) -> bool:
-    return version.path is None if version.version == BASE_VERSION else Path(str(version.path)).is_dir()
-
-
 def _steps(store: Store) -> Mapping[int, StepRecord]:
     return {step.version: step for step in store.samples.steps()}
-
-
-def _as_json(version: PolicyVersion, step: StepRecord | None, since: float) -> dict[str, Any]:
-    return {
-        "version": version.version,
-        "name": version.name,
-        "owner": version.owner or None,
-        "state": version.state.value,
-        "since": since,
-        "pinned": version.pinned,
-        "reason": version.reason,
-        "path": version.path,
-        "on_disk": _on_disk(version),
-        "step": None if step is None else step.step,
-        "seconds": None if step is None else round(step.seconds, 3),
-        "samples": None if step is None else list(step.sample_ids),
-        "metrics": None if step is None else dict(step.metrics),
-    }
-
-
-def _when(moment: float) -> str:
-    return datetime.fromtimestamp(moment).isoformat(sep=" ", timespec="seconds")
 
 
 def _print_json(body: Any) -> None:

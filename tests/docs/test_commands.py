@@ -277,7 +277,7 @@ COMMANDS: dict[str, Entry] = {
         prints=("samples lie between base and policy-v",), needs_version=True
     ),
     "openclaw-rl policy rollback base": Run(
-        prints=("base serves from the next request on",),
+        prints=("base serves from the next start on",),
         as_command=f"{COPY} && openclaw-rl policy rollback base --run-dir copied",
         because=ON_A_COPY,
         needs_version=True,

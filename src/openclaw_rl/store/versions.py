@@ -147,6 +147,11 @@ class VersionStore:
             own = connection.execute(select(versions.c.owner).where(versions.c.pinned_at.is_not(None))).scalars()
             return {*own, *connection.execute(select(base_pins.c.owner)).scalars()}
 
+    def kept_at_base(self) -> set[str]:
+        """Those of them who are kept at the base; "", the shared policy, is told by the base's own row instead."""
+        with self._database.read() as connection:
+            return set(connection.execute(select(base_pins.c.owner)).scalars())
+
     def of(self, owner: str) -> list[PolicyVersion]:
         """The owner's own versions, the first first; the base is among those of the shared policy."""
         query = versions.select().where(versions.c.owner == owner).order_by(versions.c.version)
