@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from openclaw_rl.rollout.loop import run_pass
+from openclaw_rl.serving.gateway.auth import key_id
 from openclaw_rl.types import TurnState
 from tests.gateway.conftest import USER, Gateway, running
 
@@ -53,6 +54,28 @@ def test_thumb_by_the_response_id_and_score_by_the_turn_id(rated: Gateway) -> No
     for _ in range(2):
         run_pass(rated.store, rated.config, time.time())
     assert rated.turn(turn_id).state is TurnState.SAMPLED
+
+
+def test_feedback_on_what_is_never_trained_is_recorded_only(rated: Gateway) -> None:
+    body = {"model": "policy", "messages": [USER], "temperature": 0}
+    greedy = post(rated, "/v1/chat/completions", body, "ann").headers["X-Turn-Id"]
+    sampled = answer(rated).headers["X-Turn-Id"]
+    for seen_by_the_rollout_loop in (False, True):
+        if seen_by_the_rollout_loop:
+            run_pass(rated.store, rated.config, time.time())
+            assert rated.turn(greedy).reason == "greedy"
+        for turn_id, only in ((greedy, True), (sampled, False)):
+            assert rate(rated, {"turn_id": turn_id, "score": 0.5}).json()["recorded_only"] is only
+    said = post(rated, f"/v1/sessions/{rated.turn(greedy).request.session_id}/reward", {"score": 1}, "ann").json()
+    assert said["recorded_only"] is True
+
+
+def test_feedback_on_a_turn_without_a_next_state_counts(rated: Gateway) -> None:
+    turn_id = answer(rated).headers["X-Turn-Id"]
+    rated.store.sessions.end(key_id("ann"), rated.turn(turn_id).request.session_id, "ended_by_client")
+    run_pass(rated.store, rated.config, time.time())
+    assert rated.turn(turn_id).reason == "no_next_state"
+    assert rate(rated, {"turn_id": turn_id, "score": 0.5}).json()["recorded_only"] is False
 
 
 def test_only_the_owner_and_an_admin(rated: Gateway) -> None:

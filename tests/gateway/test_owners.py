@@ -141,6 +141,16 @@ def test_a_name_that_cannot_be_is_refused_by_field(values: dict[str, str], field
         assert names.owner(ADMIN, user="phone") == "phone"
 
 
+def test_the_log_warns_of_a_key_that_is_called_like_a_user_of_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with per_user(tmp_path, api_keys=KEYS[:1]) as gateway:
+        assert ask(gateway, "bob", "pk").status_code == 200
+    assert "spoke for" not in caplog.text
+    with per_user(tmp_path, api_keys=[*KEYS, {"name": "bob", "key": "bk"}]):
+        assert caplog.text.count("the API key bob has the policy of a user bob whom other keys spoke for") == 1
+
+
 # --- whose version -----------------------------------------------------------------------------------------
 
 
@@ -226,6 +236,25 @@ def test_sessions_of_one_name_are_apart(tmp_path: Path) -> None:
         assert gateway.http.post("/v1/sessions/main/end", headers={"X-User-Id": "cora"}).status_code == 404
         reward = gateway.http.post("/v1/sessions/main/reward", headers=headers, json={"score": 1.0})
         assert reward.json()["turn_id"] == second.turn_id
+
+
+def test_a_reward_is_nobodys_where_two_users_have_a_session_of_that_name(tmp_path: Path) -> None:
+    with per_user(tmp_path) as gateway:
+        turns = {user: gateway.turn(ask(gateway, user, session="main").json()["id"]) for user in ("ann", "bob")}
+        url = "/v1/sessions/main/reward"
+        refused = gateway.http.post(url, json={"score": 1.0})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "user_not_named")
+        assert "X-User-Id" in refused.json()["error"]["message"]
+        assert gateway.store.turns.judgements() == []
+        body = {"score": 1.0, "turn_id": turns["ann"].turn_id}
+        assert gateway.http.post(url, json=body).json()["turn_id"] == turns["ann"].turn_id
+        said = gateway.http.post(url, json={"score": 1.0}, headers={"X-User-Id": "ann"}).json()
+        assert said["turn_id"] == turns["ann"].turn_id
+        alone = gateway.turn(ask(gateway, "cora", session="her own").json()["id"])
+        said = gateway.http.post("/v1/sessions/her own/reward", json={"score": 1.0}).json()
+        assert said["turn_id"] == alone.turn_id
+        ended = gateway.http.post("/v1/sessions/main/end")
+        assert (ended.status_code, "X-User-Id" in ended.json()["error"]["message"]) == (404, True)
 
 
 def test_the_same_history_of_two_users_has_two_parents(tmp_path: Path) -> None:

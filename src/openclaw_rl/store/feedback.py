@@ -24,13 +24,24 @@ NO_JUDGES = (*GIVEN, BY_SIGNALS)
 class Rated:
     """The turn that was rated: its state, and whether its sample was claimed or trained already (too late).
 
-    `repeated`: the same was said before by the same source, so that nothing was recorded.
+    `never`: the turn can become no sample at all, whatever is said of it. `repeated`: the same was said before by the
+    same source, so that nothing was recorded.
     """
 
     turn_id: str
     state: TurnState
     too_late: bool
+    never: bool = False
     repeated: bool = False
+
+    @property
+    def recorded_only(self) -> bool:
+        """Whether nothing comes of it but that it is in the record."""
+        return self.too_late or self.never
+
+
+class SeveralUsers(LookupError):
+    """Sessions of several users are called so, and nobody said whose is meant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +86,7 @@ class FeedbackStore:
         Whoever says the same again, not knowing whether it was heard, changes nothing.
         """
         with self._database.write() as connection:
-            owned = select(turns.c.state, samples.c.state.label("sample")).outerjoin(
+            owned = select(turns.c.state, turns.c.reason, samples.c.state.label("sample")).outerjoin(
                 samples, samples.c.turn_id == turns.c.turn_id
             )
             owned = owned.where(turns.c.turn_id == judgement.turn_id)
@@ -92,17 +103,22 @@ class FeedbackStore:
                 turn_id=judgement.turn_id,
                 state=TurnState(row.state),
                 too_late=row.sample is not None and row.sample != SampleState.READY.value,
+                never=row.state == TurnState.EXCLUDED.value and row.reason not in OPEN_REASONS,
                 repeated=repeated,
             )
 
     def turn_in(
-        self, session: str, turn_id: str | None, *, key_id: str | None, owner: str | None = None
+        self, session: str, turn_id: str | None, *, key_id: str | None, owner: str | None = None, apart: bool = False
     ) -> str | None:
         """A turn of the session that this key's client calls so (None: of any key), or that has it as our id.
 
-        With `owner`, a session of that user's only.
+        With `owner`, a session of that user's only. `apart`: users have sessions of their own (`policies.per`), and
+        nobody is to be rewarded for what another of them was answered.
 
         The one named, or the last main turn; None where there is none.
+
+        Raises:
+            SeveralUsers: neither user nor turn is named, and several users call a session so.
         """
         named = (sessions.c.client_session_id == session) | (sessions.c.session_id == session)
         query = (
@@ -117,6 +133,10 @@ class FeedbackStore:
         if owner is not None:
             query = query.where(sessions.c.owner == owner)
         with self._database.read() as connection:
+            if apart and owner is None and not turn_id:
+                whose = query.with_only_columns(sessions.c.owner).order_by(None).distinct().limit(2)
+                if len(connection.execute(whose).all()) > 1:
+                    raise SeveralUsers(session)
             return connection.execute(query.limit(1)).scalar()
 
     def take(self, *, limit: int = 256) -> int:

@@ -55,6 +55,12 @@ class SessionStore:
             found = connection.execute(last.limit(limit))
             return connection.execute(number).scalar_one(), [(str(owner), float(at)) for owner, at in found]
 
+    def spoken_for_by(self, owner: str) -> set[str]:
+        """The ids of the keys with which sessions of this owner were held."""
+        query = select(sessions.c.key_id).where(sessions.c.owner == owner).distinct()
+        with self._database.read() as connection:
+            return set(connection.execute(query).scalars())
+
     def end(self, key_id: str, session_id: str, reason: str) -> bool:
         """End a session; False where the key has none of that id. Ending an ended one changes nothing."""
         with self._database.write() as connection:

@@ -18,9 +18,10 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl.config import Config
+from openclaw_rl.rollout.classify import exclusion_of
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.engines.replicas.engine import ReplicatedEngine
-from openclaw_rl.serving.gateway import errors
+from openclaw_rl.serving.gateway import errors, namesakes
 from openclaw_rl.serving.gateway.auth import KeyRing, Principal
 from openclaw_rl.serving.gateway.chat import ChatEndpoint, Load
 from openclaw_rl.serving.gateway.feedback import parse_feedback, read_small_body
@@ -33,6 +34,7 @@ from openclaw_rl.serving.gateway.reward import parse_reward
 from openclaw_rl.serving.gateway.use import UseMark
 from openclaw_rl.serving.gateway.versions import VersionKeeper
 from openclaw_rl.store import Store
+from openclaw_rl.store.feedback import SeveralUsers
 from openclaw_rl.store.outage import STORE_ERRORS
 from openclaw_rl.store.verdicts import human_judgement
 from openclaw_rl.supervision.process import LoopReporter
@@ -58,11 +60,14 @@ class Services:
     use_mark: UseMark | None
     reporter: LoopReporter
     engine: Engine
+    owned: bool
+    """Whether each owner has sessions of their own (`policies.per`)."""
 
 
 def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     """The gateway as an ASGI application. The caller closes `store` and `engine` after it has shut down."""
     name, policies, load = config.model.served_name, config.policies, Load()
+    method = config.training.method
     keeper = VersionKeeper(store, engine, served_name=name, owned=policies.owned)
     services = Services(
         store=store,
@@ -70,7 +75,12 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
         keeper=keeper,
         router=Router(store, engine, keeper, policies, served_name=name),
         owners=OwnerNames(policies, [key.name for key in config.serving.api_keys]),
-        recorder=Recorder(store, config.rollout),
+        recorder=Recorder(
+            store,
+            config.rollout,
+            untrainable=lambda turn: exclusion_of(turn, policy_name=name, method=method) is not None,
+        ),
+        owned=policies.owned,
         load=load,
         use_mark=UseMark(config.last_use_path, load) if config.training.window.idle_s > 0 else None,
         reporter=LoopReporter(store, LoopName.GATEWAY),
@@ -80,6 +90,7 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         await services.recorder.start()
+        await _warn_of_namesakes(services, config)
         running = [services.keeper.run(), _heartbeat(services), services.recorder.guard.watch()]
         running += [] if services.use_mark is None else [services.use_mark.run()]
         tasks = [asyncio.create_task(one) for one in running]
@@ -113,6 +124,13 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
         app.add_middleware(LocalOnly)
         app.state.chat = LocalOnly(chat)
     return app
+
+
+async def _warn_of_namesakes(services: Services, config: Config) -> None:
+    try:
+        await asyncio.to_thread(namesakes.warn, services.store, config)
+    except STORE_ERRORS as error:  # the gateway starts all the same; `status` warns of them too
+        logger.warning("not looked for keys that are called like users (%s)", reason_of(error))
 
 
 class ChatFirst:
@@ -162,7 +180,9 @@ def _add_routes(app: FastAPI, services: Services) -> None:
             logger.error("a session was not ended (%s)", reason_of(error))
             raise errors.record_unavailable() from error
         if not known:
-            raise errors.GatewayError(404, "This key has no such session.", code="session_not_found")
+            whose = " of that user, whom X-User-Id names" if services.owned else ""
+            message = f"This key has no such session{whose}."
+            raise errors.GatewayError(404, message, code="session_not_found")
         return _json(200, {"session_id": session_id, "ended": True})
 
 
@@ -180,7 +200,7 @@ def _add_feedback_routes(app: FastAPI, services: Services) -> None:
             raise errors.record_unavailable() from error
         if rated is None:
             raise errors.GatewayError(404, "This key has no such turn.", code="turn_not_found")
-        return _json(200, {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.too_late})
+        return _json(200, {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.recorded_only})
 
     @app.post("/v1/sessions/{session_id:path}/reward")
     async def reward(session_id: str, request: Request) -> Response:
@@ -190,13 +210,18 @@ def _add_feedback_routes(app: FastAPI, services: Services) -> None:
         named = "x-user-id" in request.headers or not principal.admin
         owner = _owner(services, request, principal) if named else None
         try:
-            rated = await services.recorder.reward(said, session=session_id, key_id=key, owner=owner)
+            rated = await services.recorder.reward(
+                said, session=session_id, key_id=key, owner=owner, apart=services.owned
+            )
+        except SeveralUsers:
+            message = "Several users have a session of that name: say whose with X-User-Id, or send turn_id."
+            raise errors.bad_request("X-User-Id", message, code="user_not_named") from None
         except (StoreDown, *STORE_ERRORS) as error:
             logger.error("a reward was not recorded (%s)", reason_of(error))
             raise errors.record_unavailable() from error
         if rated is None:
             raise errors.GatewayError(404, "This key has no such turn in such a session.", code="turn_not_found")
-        body = {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.too_late}
+        body = {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.recorded_only}
         return _json(200, {**body, "repeated": rated.repeated})
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from openclaw_rl.store.feedback import Rated
 from openclaw_rl.store.outage import NOT_RECORDED, REFUSED, STORE_ERRORS, outage_of
 from openclaw_rl.store.rows import Fingerprint
 from openclaw_rl.store.verdicts import environment_judgement
-from openclaw_rl.types import Judgement, Message, Request, SignalKind, Turn, TurnType
+from openclaw_rl.types import Judgement, Message, Request, SignalKind, Turn, TurnState, TurnType
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +80,16 @@ class Place:
 class Recorder:
     """The gateway's only writer."""
 
-    def __init__(self, store: Store, config: RolloutConfig | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        config: RolloutConfig | None = None,
+        *,
+        untrainable: Callable[[Turn], bool] = lambda _turn: False,
+    ) -> None:
+        """`untrainable`: whether the rollout loop will exclude a turn for good, at which it has not looked yet."""
         self._store = store
+        self._untrainable = untrainable
         self._config = config or RolloutConfig()
         self._rules = ClientRules(self._config)
         # Requests that may be in the record without an end there: they leave only after the commit of their end, for
@@ -158,25 +166,26 @@ class Recorder:
         Raises:
             StoreDown, SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
         """
-        return await self.guard.run(lambda: self._store.feedback.record(judgement, key_id=key_id))
+        return await self.guard.run(lambda: self._rated(judgement, key_id))
 
     async def reward(
-        self, reward: Reward, *, session: str, key_id: str | None, owner: str | None = None
+        self, reward: Reward, *, session: str, key_id: str | None, owner: str | None = None, apart: bool = False
     ) -> Rated | None:
         """Keep an environment's reward in a session of this key (None: of any); None where there is no such turn.
 
-        With `owner`, in a session of that user's only.
+        With `owner`, in a session of that user's only. `apart`: users have sessions of their own.
 
         Raises:
+            SeveralUsers: it is not said whose session, and there are several of that name.
             StoreDown, SQLAlchemyError, sqlite3.Error, OSError: if the store failed.
         """
 
         def record() -> Rated | None:
-            turn_id = self._store.feedback.turn_in(session, reward.turn_id, key_id=key_id, owner=owner)
+            turn_id = self._store.feedback.turn_in(session, reward.turn_id, key_id=key_id, owner=owner, apart=apart)
             if turn_id is None:
                 return None
             judgement = environment_judgement(turn_id, reward.score, source=reward.source, raw=reward.raw)
-            return self._store.feedback.record(judgement, key_id=key_id)
+            return self._rated(judgement, key_id)
 
         return await self.guard.run(record)
 
@@ -187,6 +196,13 @@ class Recorder:
         await self.guard.close()
 
     # --- on the guard's thread -------------------------------------------------------------------------------
+
+    def _rated(self, judgement: Judgement, key_id: str | None) -> Rated | None:
+        rated = self._store.feedback.record(judgement, key_id=key_id)
+        if rated is None or rated.state is not TurnState.SERVED:
+            return rated
+        turn = self._store.turns.get(rated.turn_id)  # the rollout loop has not looked at it yet
+        return replace(rated, never=turn is not None and self._untrainable(turn))
 
     def _recover(self) -> None:
         """Bring the record up to date, once it can be written again."""
