@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.config_render import write_private_json
+from openclaw_rl.serving.gateway.auth import key_id
+from openclaw_rl.serving.gateway.namesakes import namesakes
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.state import child_config_path
 from openclaw_rl.supervision.status_owners import owners_report
+from tests.builders import Conversation, make_config
+from tests.store.helpers import candidate, step_record
 from tests.training.test_cycle import make_loop
 from tests.training.test_turns_of_owners import config_of, give, work_off
 
@@ -32,7 +37,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     give(store, "ann", 2)
     report = owners_report(store, config, time.time())
     assert report is not None
-    assert (report.seen, report.trained, report.waiting, report.due) == (2, 2, 1, 0)
+    assert (report.seen, report.trained, report.waiting, report.due, report.held) == (2, 2, 1, 0, 0)
     assert report.words()[0] == "2 seen, 2 with a policy of their own; one policy per user"
     assert "ann: policy-v1, 1 samples wait" in report.words()
     assert owners_report(store, config.model_copy(update={"policies": type(config.policies)()}), 0.0) is None
@@ -72,7 +77,9 @@ def test_versions_say_whose_they_are(capsys: pytest.CaptureFixture[str], run_dir
     assert "--user NAME" in run(capsys, run_dir, "policy", "rollback", "base", code=2)
     assert "in place of policy-v1" in run(capsys, run_dir, "policy", "rollback", "base", "--user", "ann")
     assert (in_service(run_dir, "ann"), in_service(run_dir, "bob")) == (0, 2)
-    assert "stays in service" in run(capsys, run_dir, "policy", "pin", "policy-v1")
+    said = run(capsys, run_dir, "policy", "pin", "policy-v1")
+    assert "policy-v1 stays in service, and this policy's training waits" in said
+    assert said.endswith("openclaw-rl policy unpin --user ann\n")
     assert in_service(run_dir, "ann") == 1
     assert "no version was pinned" in run(capsys, run_dir, "policy", "unpin", "--user", "bob")
     assert "policy-v1 may be followed" in run(capsys, run_dir, "policy", "unpin", "--user", "ann")
@@ -83,3 +90,85 @@ def test_versions_say_whose_they_are(capsys: pytest.CaptureFixture[str], run_dir
     assert "deleted 1 session" in told
     assert "policy-v1" in told
     assert json.loads(run(capsys, run_dir, "sessions", "list", "--user", "bob", "--json"))
+
+
+def test_pins_of_owners_are_shown_and_lifted_by_name(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    assert "nobody's is pinned" in run(capsys, run_dir, "policy", "unpin", code=2)
+    said = run(capsys, run_dir, "policy", "pin", "base", "--user", "ann b; rm")
+    assert said.endswith("openclaw-rl policy unpin --user 'ann b; rm'\n")
+    run(capsys, run_dir, "policy", "pin", "policy-v2")
+    said = run(capsys, run_dir, "policy", "unpin", code=2)
+    assert "policies.per = user: say whose policy, with --user NAME; pinned are those of ann b; rm, bob" in said
+    assert "pinned for ann b; rm" in run(capsys, run_dir, "policy", "list")
+    (base,) = json.loads(run(capsys, run_dir, "policy", "list", "--user", "ann b; rm", "--json"))
+    assert (base["name"], base["pinned_for"]) == ("base", ["ann b; rm"])
+    assert "base may be followed" in run(capsys, run_dir, "policy", "unpin", "--user", "ann b; rm")
+    assert "policy-v2 may be followed" in run(capsys, run_dir, "policy", "unpin", "--user", "bob")
+    assert json.loads(run(capsys, run_dir, "policy", "list", "--user", "ann b; rm", "--json")) == []
+
+
+def test_a_name_that_looks_like_markup_is_shown(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    run(capsys, run_dir, "policy", "pin", "base", "--user", "[/a]")
+    assert "pinned for [/a]" in run(capsys, run_dir, "policy", "list")
+    assert "[/a]" in run(capsys, run_dir, "policy", "show", "base")
+    assert "a name is wanted" in run(capsys, run_dir, "policy", "rollback", "base", "--user", "", code=2)
+
+
+def test_diff_counts_the_steps_of_its_own_line(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    def steps(a: str, b: str) -> tuple[int, int]:
+        found = json.loads(run(capsys, run_dir, "policy", "diff", a, b, "--json"))
+        return found["steps_between"], found["samples_between"]
+
+    assert steps("base", "policy-v2") == (1, 2)  # policy-v1 is Ann's
+    assert steps("policy-v2", "base") == (1, 2)
+    assert steps("policy-v1", "policy-v2") == (2, 4)  # neither is on the other's way
+    assert steps("policy-v2", "policy-v2") == (0, 0)
+
+
+def test_status_counts_no_batch_as_due_that_is_held(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    config = config_of(run_dir)
+    store = Store.open(config.store_path)
+    give(store, "ann", 3)
+    give(store, "bob", 12, 13)
+    store.samples.claim(2, 60.0, "bob")
+    give(store, "bob", 14, 15)
+
+    def said() -> str:
+        report = owners_report(store, config, time.time())
+        assert report is not None
+        return report.batch()
+
+    assert said() == "2 of 2 owners with samples have a batch that is due"
+    run(capsys, run_dir, "policy", "pin", "base", "--user", "ann")
+    assert said() == (
+        "1 of 2 owners with samples have a batch that is due; 1 of them held: "
+        "ann is pinned (openclaw-rl policy unpin --user ann)"
+    )
+    report = owners_report(store, config, time.time())
+    assert report is not None
+    assert "ann: base (pinned), 2 samples wait" in report.words()
+    store.samples.commit_step(replace(step_record(3, "t12", "t13"), owner="bob"), replace(candidate(3), owner="bob"))
+    run(capsys, run_dir, "policy", "unpin", "--user", "ann")
+    assert said() == (
+        "1 of 2 owners with samples have a batch that is due; 1 of them held: policy-v3 of bob is not in service yet"
+    )
+    store.close()
+
+
+def test_status_warns_of_a_key_that_is_called_like_a_user_of_another(tmp_path: Path) -> None:
+    keys = [{"name": "team", "key": "t"}, {"name": "root", "key": "r", "admin": True}]
+    policies = {"per": "user"}
+    before = make_config(tmp_path, serving={"api_keys": keys}, policies=policies)
+    store = Store.open(before.store_path)
+    for owner, key in (("bob", "team"), ("cora", "root"), ("team", "team")):
+        Conversation(store, f"s-{owner}").turn(f"t-{owner}", owner=owner, key_id=key_id(key))
+    named = [*keys, {"name": "bob", "key": "b"}, {"name": "cora", "key": "c"}]
+    after = make_config(tmp_path, serving={"api_keys": named}, policies=policies)
+    assert namesakes(store, before) == ()
+    assert namesakes(store, after) == ("bob",)  # an admin's key may speak for Cora
+    assert namesakes(store, make_config(tmp_path, serving={"api_keys": named})) == ()
+    report = owners_report(store, after, time.time())
+    assert report is not None
+    (warning,) = (words for words in report.words() if words.startswith("warning"))
+    assert "the API key bob has the policy of a user bob whom other keys spoke for" in warning
+    store.close()
