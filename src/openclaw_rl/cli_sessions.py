@@ -57,6 +57,7 @@ def add_sessions(
     importing = add_command(own, "import", run_import, "take conversations in, to be judged and trained")
     importing.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a format of export; found out")
     importing.add_argument("--key", type=given, metavar="NAME", help="the key that they will belong to")
+    importing.add_argument("--user", type=given, metavar="NAME", help="the user whose they will be (policies.per)")
     importing.add_argument("--recipe", type=Path, metavar="FILE.toml", help="of a run directory never started")
     importing.add_argument("--json", action="store_true", help="for programs")
 
@@ -153,8 +154,8 @@ def run_import(parsed: argparse.Namespace) -> int:
     from openclaw_rl.sessions.importing import import_file
 
     with _opened(parsed, create=True) as (store, config):
-        owner = None if parsed.key is None else _key_id(parsed.key, config)
-        done = [import_file(store, config, path, key_id=owner) for path in parsed.files]
+        key = None if parsed.key is None else _key_id(parsed.key, config)
+        done = [import_file(store, config, path, key_id=key, user=parsed.user) for path in parsed.files]
     if parsed.json:
         _say(json.dumps([one.to_json() for one in done], indent=2))
     else:

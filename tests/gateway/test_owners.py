@@ -250,8 +250,8 @@ def test_a_reward_is_nobodys_where_two_users_have_a_session_of_that_name(tmp_pat
         assert gateway.http.post(url, json=body).json()["turn_id"] == turns["ann"].turn_id
         said = gateway.http.post(url, json={"score": 1.0}, headers={"X-User-Id": "ann"}).json()
         assert said["turn_id"] == turns["ann"].turn_id
-        alone = gateway.turn(ask(gateway, "cora", session="her own").json()["id"])
-        said = gateway.http.post("/v1/sessions/her own/reward", json={"score": 1.0}).json()
+        alone = gateway.turn(ask(gateway, "cora", session="hers").json()["id"])
+        said = gateway.http.post("/v1/sessions/hers/reward", json={"score": 1.0}).json()
         assert said["turn_id"] == alone.turn_id
         ended = gateway.http.post("/v1/sessions/main/end")
         assert (ended.status_code, "X-User-Id" in ended.json()["error"]["message"]) == (404, True)

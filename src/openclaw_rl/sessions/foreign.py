@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from openclaw_rl.sessions.belonging import Belonging
 from openclaw_rl.sessions.reconstruct import Reconstructor
 from openclaw_rl.store import codec
 from openclaw_rl.store.archive import Row, SessionRows, TurnRows
@@ -24,15 +25,17 @@ _FOR_GOOD = frozenset({
 _NOBODYS: Row = {"judge_lease_until": None, "judge_attempts": 0}
 
 
-def with_owner(rows: SessionRows, key_id: str) -> SessionRows:
-    """The session as another key's."""
+def belonging_to(rows: SessionRows, whose: Belonging) -> SessionRows:
+    """The session as another key's, and another user's."""
+    both: Row = {"key_id": whose.key_id, "owner": whose.owner}
     return SessionRows(
-        session={**rows.session, "key_id": key_id},
+        session={**rows.session, **both},
         turns=tuple(
             replace(
                 turn,
-                request={**turn.request, "key_id": key_id},
-                turn=None if turn.turn is None else {**turn.turn, "key_id": key_id},
+                request={**turn.request, **both},
+                turn=None if turn.turn is None else {**turn.turn, "key_id": whose.key_id},
+                sample=None if turn.sample is None else {**turn.sample, "owner": whose.owner},
             )
             for turn in rows.turns
         ),
@@ -40,13 +43,14 @@ def with_owner(rows: SessionRows, key_id: str) -> SessionRows:
 
 
 def started_over(
-    rows: SessionRows, at_home: bool, served_name: str, rebuild: Callable[[], Reconstructor]
+    rows: SessionRows, at_home: bool, served_name: str, rebuild: Callable[[], Reconstructor], *, nobodys: bool = False
 ) -> SessionRows:
     """The session as this deployment takes it in.
 
     `at_home`: it was exported here, and comes back as it was; only what was in flight is in nobody's hands now.
+    `nobodys`: policies belong to somebody here, and this session to nobody.
     """
-    change = _settled if at_home else (lambda turn: _foreign(turn, served_name, rebuild))
+    change = _settled if at_home else (lambda turn: _foreign(turn, served_name, rebuild, nobodys))
     turns = (replace(turn, request=_closed(turn.request)) for turn in rows.turns)
     return replace(rows, turns=tuple(turn if turn.turn is None else change(turn) for turn in turns))
 
@@ -63,11 +67,13 @@ def _settled(rows: TurnRows) -> TurnRows:
     return replace(rows, turn={**(rows.turn or {}), **_NOBODYS}, sample=sample)
 
 
-def _foreign(rows: TurnRows, served_name: str, rebuild: Callable[[], Reconstructor]) -> TurnRows:
+def _foreign(rows: TurnRows, served_name: str, rebuild: Callable[[], Reconstructor], nobodys: bool) -> TurnRows:
     assert rows.turn is not None
     request, turn = rows.request, rows.turn
     if turn["reason"] not in _FOR_GOOD:
         fresh: dict[str, Any] = {"state": TurnState.SERVED.value, "reason": None}
+        if nobodys:  # as when it is asked for and served
+            fresh = {"state": TurnState.EXCLUDED.value, "reason": ExclusionReason.NO_OWNER.value}
         turn = {**turn, **fresh, "next_state": None, "next_turn_id": None}
     tokens = _tokens(request, turn, rebuild())
     turn = {**turn, **tokens, **_NOBODYS, "reconstructed": True, "feedback_seen": None}

@@ -16,9 +16,9 @@ from typing import Any
 from openclaw_rl.config import Config
 from openclaw_rl.rollout.client_rules import ClientRules
 from openclaw_rl.rollout.lineage import ContextHasher, context_hash, context_hashes, stem_hash
-from openclaw_rl.serving.gateway.auth import LOCAL
+from openclaw_rl.sessions.belonging import Belonging, Belongings
 from openclaw_rl.sessions.document import Document
-from openclaw_rl.sessions.foreign import started_over, with_owner
+from openclaw_rl.sessions.foreign import belonging_to, started_over
 from openclaw_rl.sessions.reading import FileError, Told, ToldTurn, read_file
 from openclaw_rl.sessions.reconstruct import Reconstructor
 from openclaw_rl.store import Store
@@ -69,30 +69,35 @@ def import_file(
     path: Path,
     *,
     key_id: str | None = None,
+    user: str | None = None,
     reconstructor: Callable[[], Reconstructor] | None = None,
 ) -> Imported:
     """Import one file, whole or not at all.
 
-    `key_id`: who will own what it holds; without it, our own exports keep their owner, and the rest belongs to
+    `key_id` and `user`: whose it will be; without them, our own exports stay whose they were, and the rest belongs to
     whoever asks without a key. `reconstructor` is asked for where something has to be tokenised; the configured
     model's by default.
 
     Raises:
         FileError: naming line and field; nothing was imported.
-        ConfigError: the model's tokenizer cannot be had.
+        ConfigError: the model's tokenizer cannot be had; or with a policy for each user it is not said whose.
     """
+    whose = Belongings(config, key=key_id, user=user)
     found = read_file(path)
     rebuild = _Once(reconstructor or (lambda: Reconstructor.of(config.model)))
     ours = store.archive.deployment()
-    rows = [_of_document(one, key_id, ours, config, rebuild) for one in found if isinstance(one, Document)]
+    rows = [_of_document(one, whose, ours, config, rebuild) for one in found if isinstance(one, Document)]
     told = [one for one in found if isinstance(one, Told)]
-    placing = Placing(store, config, key_id or LOCAL.key_id, rebuild)
-    rows += placing.place(told)
+    known_turns = 0
+    if told:
+        placing = Placing(store, config, whose.of_told(), rebuild)
+        rows += placing.place(told)
+        known_turns = placing.known_turns
     try:
         added = store.archive.put(rows)
     except PermissionError as error:
         raise FileError(f"{path}: {error}") from error
-    whole = sum(turn.turn is not None for one in rows for turn in one.turns) + placing.known_turns
+    whole = sum(turn.turn is not None for one in rows for turn in one.turns) + known_turns
     sessions = dict.fromkeys(str(one.session["session_id"]) for one in rows if one.turns)
     return Imported(file=str(path), sessions=tuple(sessions), turns_told=whole, turns_added=added)
 
@@ -111,10 +116,17 @@ class _Once:
 
 
 def _of_document(
-    document: Document, key_id: str | None, ours: str, config: Config, rebuild: Callable[[], Reconstructor]
+    document: Document, belongings: Belongings, ours: str, config: Config, rebuild: Callable[[], Reconstructor]
 ) -> SessionRows:
-    rows = document.rows if key_id is None else with_owner(document.rows, key_id)
-    return started_over(rows, document.deployment == ours, config.model.served_name, rebuild)
+    at_home = document.deployment == ours
+    whose = belongings.of_exported(document.rows.session, at_home=at_home)
+    return started_over(
+        belonging_to(document.rows, whose),
+        at_home,
+        config.model.served_name,
+        rebuild,
+        nobodys=config.policies.owned and not whose.owner,
+    )
 
 
 # --- what others told --------------------------------------------------------------------------------------
@@ -133,11 +145,12 @@ class _Placed:
 class Placing:
     """Gives told turns their ids, sessions and parents, as the gateway's recorder does for those that are served."""
 
-    def __init__(self, store: Store, config: Config, key_id: str, rebuild: Callable[[], Reconstructor]) -> None:
+    def __init__(self, store: Store, config: Config, whose: Belonging, rebuild: Callable[[], Reconstructor]) -> None:
         self._store = store
         self._config = config
         self._rules = ClientRules(config.rollout)
-        self._key_id = key_id
+        self._key_id = whose.key_id
+        self._owner = whose.owner
         self._rebuild = rebuild
         self._now = time.time()
         self._moments = 0
@@ -147,7 +160,7 @@ class Placing:
         """The rows of everything that is not here yet, in the order of the file."""
         read = [(one, [self._read(turn) for turn in one.turns]) for one in told]
         hashes = {digest for _, turns in read for turn in turns for digest in (turn.digest, *_digests(turn))}
-        known = self._store.archive.known(self._key_id, sorted(hashes))
+        known = self._store.archive.known(self._key_id, sorted(hashes), self._owner)
         return [self._session(one, turns, known) for one, turns in read if turns]
 
     def _read(self, turn: ToldTurn) -> _Placed:
@@ -181,6 +194,7 @@ class Placing:
             "last_active_at": self._moment(),
             "ended_at": self._moment(),
             "end_reason": IMPORTED,
+            "owner": self._owner,
         }
         return SessionRows(session=session, turns=tuple(added))
 
@@ -191,9 +205,14 @@ class Placing:
                 if digest in known:
                     return known[digest].session_id
         if told.session_id is not None:
-            here = self._store.sessions.find(self._key_id, told.session_id)
-            return here or _id("session", self._key_id, told.session_id)
-        return _id("opening", self._key_id, turns[0].digest)
+            here = self._store.sessions.find(self._key_id, told.session_id, self._owner)
+            return here or self._new_id("session", told.session_id)
+        return self._new_id("opening", turns[0].digest)
+
+    def _new_id(self, kind: str, content: str) -> str:
+        """Made from whose it is and what: two users of one key may have had the same conversation."""
+        of_user = (f"{kind} of user", self._key_id, self._owner, content)
+        return _id(*of_user) if self._owner else _id(kind, self._key_id, content)
 
     def _turn(self, placed: _Placed, session_id: str, known: dict[str, Known]) -> TurnRows:
         told = placed.turn
@@ -214,6 +233,7 @@ class Placing:
             model=self._config.model.served_name,
             side_rule=rule,
             created_at=self._moment(),
+            owner=self._owner,
         )
         return TurnRows(request=self._request_row(request, placed), turn=self._turn_row(request, placed))
 
@@ -259,6 +279,7 @@ class Placing:
             session_done=False,
             model=self._config.model.served_name,
             created_at=self._moment(),
+            owner=self._owner,
         )
         known[placed.digest] = replace(turn, reacted=True)
         return [

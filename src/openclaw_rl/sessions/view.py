@@ -7,13 +7,15 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from openclaw_rl.cli_names import shown
 from openclaw_rl.rollout.lineage import message_text
 from openclaw_rl.store.archive import SessionRows, SessionSummary, TrainedVersion, TurnRows
 from openclaw_rl.store.codec import unpack_ids
 from openclaw_rl.store.erasure import Deleted
 from openclaw_rl.types import NO_VERSION, Message, PolicyVersion, VersionState
 
-_HEADINGS = ("id", "client's name", "key", "turns", "opened", "last active", "ended", "states")
+_HEADINGS = ("id", "client's name", "key", "user", "turns", "opened", "last active", "ended", "states")
+_USER = _HEADINGS.index("user")
 
 
 def moment(at: float | None) -> str:
@@ -41,11 +43,13 @@ def summary_json(summary: SessionSummary, keys: Mapping[str, str]) -> dict[str, 
 
 
 def listing(summaries: Sequence[SessionSummary], keys: Mapping[str, str]) -> str:
-    """All sessions as a table, without any content."""
+    """All sessions as a table, without any content; whose they are, where any is a user's."""
     if not summaries:
         return "no sessions"
     rows = [_HEADINGS, *(_listed(summary, keys) for summary in summaries)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    if not any(summary.owner for summary in summaries):
+        rows = [(*row[:_USER], *row[_USER + 1 :]) for row in rows]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines)
 
@@ -54,8 +58,9 @@ def _listed(summary: SessionSummary, keys: Mapping[str, str]) -> tuple[str, ...]
     states = [f"{number} {name}" for name, number in sorted(summary.turns_by_state.items())]
     return (
         summary.session_id,
-        summary.client_session_id or "-",
+        shown(summary.client_session_id or "-"),
         keys.get(summary.key_id, summary.key_id),
+        shown(summary.owner or "-"),
         str(summary.turns),
         moment(summary.created_at),
         moment(summary.last_active_at),
@@ -68,10 +73,11 @@ def conversation(rows: SessionRows, keys: Mapping[str, str]) -> str:
     """One session, turn by turn: what was asked, answered, and said of the answer."""
     session = rows.session
     ended = f"ended {moment(session['ended_at'])} ({session['end_reason']})" if session["ended_at"] else "open"
-    owner = keys.get(session["key_id"], session["key_id"])
+    key = keys.get(session["key_id"], session["key_id"])
+    user = f"; user: {shown(session['owner'])}" if session["owner"] else ""
     head = [
         f"session {session['session_id']}",
-        f"  client's name: {session['client_session_id'] or '-'}; key: {owner}",
+        f"  client's name: {shown(session['client_session_id'] or '-')}; key: {key}{user}",
         f"  opened {moment(session['created_at'])}, last active {moment(session['last_active_at'])}, {ended}",
     ]
     parts = ["\n".join(head)]

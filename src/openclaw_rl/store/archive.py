@@ -163,18 +163,22 @@ class ArchiveStore:
             for (version, state), number in sorted(found.items())
         ]
 
-    def known(self, key_id: str, context_hashes: Sequence[str]) -> dict[str, Known]:
-        """Turns of this key by their context hash, for those of these hashes that there are."""
+    def known(self, key_id: str, context_hashes: Sequence[str], owner: str = "") -> dict[str, Known]:
+        """Turns of this key and owner by their context hash, for those of these hashes that there are."""
+        asked = requests.alias()
         child = select(requests.c.turn_id).where(
             requests.c.parent_turn_id == turns.c.turn_id, requests.c.brings_feedback
         )
-        query = select(
-            turns.c.context_hash, turns.c.turn_id, turns.c.session_id, child.exists().label("reacted")
-        ).order_by(turns.c.served_at)
+        query = (
+            select(turns.c.context_hash, turns.c.turn_id, turns.c.session_id, child.exists().label("reacted"))
+            .join(asked, asked.c.turn_id == turns.c.turn_id)
+            .where(turns.c.key_id == key_id, asked.c.owner == owner)
+            .order_by(turns.c.served_at)
+        )
         found: dict[str, Known] = {}
         with self._database.read() as connection:
             for hashes in pieces(context_hashes):
-                mine = query.where(turns.c.key_id == key_id, turns.c.context_hash.in_(hashes))
+                mine = query.where(turns.c.context_hash.in_(hashes))
                 for digest, turn_id, session_id, reacted in connection.execute(mine):
                     found[digest] = Known(turn_id=turn_id, session_id=session_id, reacted=reacted)
         return found
@@ -188,7 +192,7 @@ class ArchiveStore:
         """Write sessions back, those turns that are not there yet; how many turns. All of it, or nothing.
 
         Raises:
-            PermissionError: where a session is here under another key.
+            PermissionError: where a session is here under another key, or another user.
         """
         added = 0
         with self._database.write() as connection:
@@ -246,12 +250,14 @@ def _session_rows(connection: Connection, session: Row) -> SessionRows:
 
 
 def _put_session(connection: Connection, session: Row) -> None:
-    query = select(sessions.c.key_id).where(sessions.c.session_id == session["session_id"])
-    owner = connection.execute(query).scalar()
-    if owner is None:
+    query = select(sessions.c.key_id, sessions.c.owner).where(sessions.c.session_id == session["session_id"])
+    here = connection.execute(query).first()
+    if here is None:
         connection.execute(sessions.insert().values(session))
-    elif owner != session["key_id"]:
+    elif here.key_id != session["key_id"]:
         raise PermissionError(f"session {session['session_id']} is here, and belongs to another key")
+    elif here.owner != session.get("owner", ""):
+        raise PermissionError(f"session {session['session_id']} is here, and belongs to another user")
 
 
 def _put_turn(connection: Connection, rows: TurnRows) -> int:
