@@ -264,6 +264,13 @@ COMMANDS: dict[str, Entry] = {
     ),
     "openclaw-rl policy unpin --user ann": Run(prints=("no version was pinned",), needs_version=True),
     "openclaw-rl sessions list --user ann": Run(prints=("no sessions",), needs_version=True),
+    "openclaw-rl sessions import old.jsonl --user ann": Run(
+        prints=("2 turns added in 1 session", '"user": "ann"', '"key": "local"'),
+        as_command=f"printf %s {shlex.quote(OLD)} > old.jsonl; "
+        "OPENCLAW_RL_POLICIES__PER=user openclaw-rl sessions import old.jsonl --user ann --run-dir of-users && "
+        "openclaw-rl sessions list --json --run-dir of-users",
+        because="the deployment of these tests has one policy",
+    ),
     "openclaw-rl sessions delete --user ann": Run(
         prints=("deleted 0 sessions",),
         as_command="openclaw-rl sessions delete --user ann --yes",
