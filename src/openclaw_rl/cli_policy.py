@@ -180,7 +180,7 @@ def _difference(config: Config, a: Path | None, b: Path | None) -> Difference:
 
 def run_rollback(parsed: argparse.Namespace) -> int:
     """`policy rollback VERSION`."""
-    up = _is_up(parsed)
+    from_when = _from_when(parsed)
     with opened_store(parsed) as (store, config):
         version = _servable(store, parsed.version, parsed.user)
         owner = _whose(version, parsed.user, config)
@@ -189,7 +189,6 @@ def run_rollback(parsed: argparse.Namespace) -> int:
     if before.version == version.version:
         _say(f"{version.name} was in service and stays; what was to follow it is given up")
         return OK
-    from_when = "the next request on" if up else "the next start on (no deployment is up)"
     _say(f"{version.name} serves from {from_when}, in place of {before.name}; training goes on from it")
     return OK
 
@@ -313,12 +312,15 @@ def _per(config: Config) -> str:
     return f"policies.per = {config.policies.per}"
 
 
-def _is_up(parsed: argparse.Namespace) -> bool:
-    """Whether a deployment runs in the run directory."""
+def _from_when(parsed: argparse.Namespace) -> str:
+    """When what the record says of versions takes effect: it depends on whether a deployment runs."""
     from openclaw_rl.cli import resolve_arguments
 
-    state = read_state(resolve_arguments(parsed, None).config.run_dir.expanduser())
-    return state is not None and state.alive
+    try:
+        state = read_state(resolve_arguments(parsed, None).config.run_dir.expanduser())
+    except ConfigError:  # its own file is damaged: no reason not to go back
+        return "the next request on, or the next start"
+    return "the next request on" if state is not None and state.alive else "the next start on (no deployment is up)"
 
 
 def _kept_at_base(store: Store, user: str | None) -> set[str]:
