@@ -316,10 +316,7 @@ def _from_when(parsed: argparse.Namespace) -> str:
     """When what the record says of versions takes effect: it depends on whether a deployment runs."""
     from openclaw_rl.cli import resolve_arguments
 
-    try:
-        state = read_state(resolve_arguments(parsed, None).config.run_dir.expanduser())
-    except ConfigError:  # its own file is damaged: no reason not to go back
-        return "the next request on, or the next start"
+    state = read_state(resolve_arguments(parsed, None).config.run_dir.expanduser())
     return "the next request on" if state is not None and state.alive else "the next start on (no deployment is up)"
 
 
