@@ -39,6 +39,8 @@ class FakeVllm:
     """So many times the weights get no name, and the request no answer but an error."""
     fail_resumes: int = 0
     refuse_adapter: str | None = None
+    slow_adapter_s: float = 0.0
+    sees_files: bool = True
     hold: asyncio.Event | None = None
     open: int = 0
     asked: list[Json] = field(default_factory=list)
@@ -132,6 +134,9 @@ def _add_adapters(app: FastAPI, fake: FakeVllm) -> None:
         body = await request.json()
         if "lora_name" not in body:
             return _error(400, "lora_name is missing")
+        await asyncio.sleep(fake.slow_adapter_s)
+        if not fake.sees_files:
+            return _error(404, f"Loading lora {body['lora_name']} failed: No adapter found for {body['lora_path']}")
         if fake.refuse_adapter is not None:
             return _error(500, fake.refuse_adapter)
         if body["lora_name"] in fake.adapters:

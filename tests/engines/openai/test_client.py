@@ -21,6 +21,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineUnavailable,
     InvalidEngineRequest,
     UnknownVersion,
+    UnreadableVersion,
 )
 from openclaw_rl.types import FinishReason, PolicyVersion, VersionState
 from tests.engines.openai.upstream import EXACT, PLAIN, USAGE, Reply, Upstream, delta, exact, listening
@@ -329,10 +330,20 @@ def test_an_upstream_that_loads_none_says_so() -> None:
         using(upstream.url, lambda engine: engine.load_version(VERSION))
 
 
+NO_ADAPTER = {"error": {"message": "Loading lora x failed: No adapter found for /x", "code": 404}}
+
+
+def test_an_upstream_that_does_not_see_the_files_is_not_one_that_loads_none() -> None:
+    seen = pytest.raises(UnreadableVersion, match=r"must see the same files .*No adapter found")
+    with listening(lora=Reply(status=404, body=NO_ADAPTER)) as upstream, seen:
+        using(upstream.url, lambda engine: engine.load_version(VERSION))
+
+
 @pytest.mark.parametrize(
     ("reply", "lora", "expected"),
     [
-        (EXACT, Reply(status=400, body={"message": "Both 'lora_name' and 'lora_path' must be provided."}), (1, 1, 1)),
+        (EXACT, Reply(status=404, body=NO_ADAPTER), (1, 1, 1)),
+        (EXACT, Reply(status=500, body={"error": {"message": "LoRA is not enabled. Use --enable-lora"}}), (1, 1, 0)),
         (EXACT, Reply(status=404, body={"detail": "Not Found"}), (1, 1, 0)),
         (EXACT, Reply(status=400, body={"error": "no such route"}), (1, 1, 0)),
         (PLAIN, Reply(status=405, body={}), (0, 0, 0)),

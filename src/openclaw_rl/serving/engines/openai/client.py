@@ -39,6 +39,7 @@ from openclaw_rl.serving.engines.protocol import (
     ScoreRequest,
     ScoreResult,
     UnknownVersion,
+    UnreadableVersion,
 )
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion, SamplingParams
 
@@ -52,6 +53,8 @@ MOST_KEPT = 32
 DOUBTED = 3
 """So many answers in a row without ids, or without log-probabilities, and the upstream counts as one that has none.
 A proxy may send a single one another way."""
+NOBODYS_ADAPTER = {"lora_name": "openclaw-rl-asks", "lora_path": "/openclaw-rl/no/such/adapter"}
+"""Whoever loads adapters looks for this one in vain, and says so; a vLLM without --enable-lora fails otherwise."""
 _MAY_BE_EASED = frozenset({400, 422})
 _CLOSED_MEANWHILE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 _NO_LIST = frozenset({404, 405})
@@ -217,6 +220,7 @@ class OpenAIEngine:
 
         Raises:
             InvalidEngineRequest: it loads none, or not this one; or the files are not what was written.
+            UnreadableVersion: it does not see the files.
         """
         if version.version == BASE_VERSION:
             return
@@ -226,7 +230,7 @@ class OpenAIEngine:
             body = {"lora_name": name, "lora_path": version.path}
             response = await self._post("load_lora_adapter", body, self._load_timeout_s)
             if response.status_code in _NO_LIST:
-                raise InvalidEngineRequest("the upstream loads no versions (it has no load_lora_adapter)")
+                raise _not_found(response, version)
             if response.status_code != 200 and "already" not in response.text:
                 raise self._failure(response, model=name, version=BASE_VERSION)
         self._names[version.version] = name
@@ -309,8 +313,8 @@ class OpenAIEngine:
         )
         async for _ in self.chat(asked):
             pass
-        loads = await self._post("load_lora_adapter", {"lora_name": "", "lora_path": ""}, QUICK_S)
-        knows = loads.status_code in _MAY_BE_EASED and "lora" in loads.text.lower()
+        loads = await self._post("load_lora_adapter", NOBODYS_ADAPTER, QUICK_S)
+        knows = loads.status_code in {*_MAY_BE_EASED, *_NO_LIST} and _speaks_of_adapters(loads)
         self._features = replace(self._features, lora_versions=knows)
         return self._features
 
@@ -375,6 +379,18 @@ def upstream_name(version: PolicyVersion) -> str:
     """The adapter's name upstream: the version's, and a mark of where it comes from, for others may count too."""
     mark = hashlib.sha256(f"{version.path}\0{version.created_at!r}".encode()).hexdigest()[:8]
     return f"{version.name}-{mark}"
+
+
+def _speaks_of_adapters(response: httpx.Response) -> bool:
+    """Whether a refusal is of an adapter, and not of the route."""
+    return "lora" in response.text.lower()
+
+
+def _not_found(response: httpx.Response, version: PolicyVersion) -> EngineError:
+    if not _speaks_of_adapters(response):
+        return InvalidEngineRequest("the upstream loads no versions (it has no load_lora_adapter)")
+    said = wire.parse_error(response.content).message
+    return UnreadableVersion(f"the upstream does not find {version.path}; it must see the same files ({said})")
 
 
 def _models_of(response: httpx.Response) -> dict[str, int | None]:

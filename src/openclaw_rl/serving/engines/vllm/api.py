@@ -39,6 +39,10 @@ def connections_to(url: str) -> Connections:
     return Connections(address.hostname, address.port or 80, connect_timeout_s=_CONNECT_S)
 
 
+class VllmTookTooLong(EngineError):
+    """It has not answered in time, and may still do what it was asked for."""
+
+
 class VllmApi:
     """One vLLM server; for one event loop. Every method raises `EngineError` and its subclasses."""
 
@@ -176,5 +180,5 @@ def _object(data: bytes) -> wire.Json:
 def unreachable(error: Exception) -> EngineError:
     """Never reached, refused, or lost: worth another try. Too late: not."""
     if isinstance(error, TimeoutError):
-        return EngineError("vLLM took too long")
+        return VllmTookTooLong("vLLM took too long")
     return EngineUnavailable("vLLM cannot be reached" if isinstance(error, ConnectFailed) else "vLLM was lost")
