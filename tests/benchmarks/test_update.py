@@ -38,7 +38,6 @@ from benchmarks.update_load import (
     whole_updates,
 )
 
-from openclaw_rl.config import TrainingConfig
 from openclaw_rl.evaluation.ledger import Entry, Purpose
 from openclaw_rl.models import available_devices, choose_device
 from openclaw_rl.store.status import Span
@@ -132,9 +131,9 @@ def test_a_row_is_a_deployment_that_differs_in_words_only(tmp_path: Path) -> Non
     on_cpu = choose_device("auto", available_devices()) == "cpu"
     assert set(SGLANG_ON_CPU).issubset(sglang.engine.extra_args) is on_cpu
     assert not sglang.training.use_lora
-    assert (config.training.niceness, sglang.training.niceness) == (TrainingConfig().niceness, 0)
+    assert (config.trainer_niceness, sglang.trainer_niceness) == (10, 0)
     vllm = config_of(Case(engine="vllm", kind="lora", mode="seamless"), arguments(niceness=3), tmp_path)
-    assert vllm.training.niceness == 3
+    assert vllm.trainer_niceness == 3
 
 
 @pytest.mark.parametrize("mode", ["seamless", "refuse"])
