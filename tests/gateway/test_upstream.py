@@ -150,22 +150,51 @@ def test_the_watcher_says_which_kind_of_upstream_it_is(tmp_path: Path) -> None:
     with listening(PLAIN) as upstream:
         engine = {"kind": "openai", "urls": [upstream.url], "upstream_model": "big"}
         config = Config.model_validate({"run_dir": tmp_path, "engine": engine, "training": {"enabled": False}})
-        store, stop = Store.open(config.store_path), threading.Event()
-        thread = threading.Thread(target=watcher.run, args=(config, stop))
-        thread.start()
-
-        def says() -> str:
-            return next((one.activity for one in store.status.loops() if one.loop is LoopName.ENGINE), "")
-
-        host = upstream.url.removeprefix("http://").removesuffix("/v1")
-        words = f"{host}: served and judged, not trainable: the upstream returns no token ids"
+        store = Store.open(config.store_path)
         try:
-            wait_until(lambda: says() == words)
+            with watching(config):
+                wait_until(lambda: said_of(upstream, store) == NO_IDS)
         finally:
-            stop.set()
-            thread.join(10)
-            assert not thread.is_alive()
             store.close()
+
+
+def test_what_answers_tell_later_is_said_too_without_asking_again(tmp_path: Path) -> None:
+    with (
+        listening(EXACT, PLAIN, PLAIN, PLAIN, EXACT) as upstream,
+        serving(upstream, tmp_path / "run") as served,
+        watching(served.config),
+    ):
+        wait_until(lambda: said_of(upstream, served.store) == IDS)
+        assert [served.ask().status_code for _ in range(3)] == [200] * 3
+        wait_until(lambda: said_of(upstream, served.store) == NO_IDS)
+        served.ask()
+        wait_until(lambda: said_of(upstream, served.store) == IDS)
+        assert len(upstream.asked) == 5, "one probe, and what the client asked"
+
+
+NO_IDS = "served and judged, not trainable: the upstream returns no token ids"
+IDS = "served and judged; the upstream returns token ids and log-probabilities, but loads no versions"
+
+
+@contextlib.contextmanager
+def watching(config: Config) -> Iterator[None]:
+    """The engine's loop for the time of a block."""
+    stop = threading.Event()
+    thread = threading.Thread(target=watcher.run, args=(config, stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def said_of(upstream: Upstream, store: Store) -> str:
+    """What the engine's loop says of the upstream, without its address."""
+    activity = next((one.activity for one in store.status.loops() if one.loop is LoopName.ENGINE), "")
+    host = upstream.url.removeprefix("http://").removesuffix("/v1")
+    return activity.removeprefix(f"{host}: ")
 
 
 @pytest.mark.parametrize("key", [None, "sk-1"])
