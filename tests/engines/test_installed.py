@@ -15,8 +15,9 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.serving.engines.installed import Package, check_installed, release
 from openclaw_rl.serving.engines.sglang import server as sglang
 from openclaw_rl.serving.engines.vllm import server as vllm
+from openclaw_rl.serving.engines.vllm.launch import PACKAGE as VLLM
 
-PACKAGES = {"vllm": vllm.PACKAGE, "sglang": sglang.PACKAGE}
+PACKAGES = {"vllm": VLLM, "sglang": sglang.PACKAGE}
 
 
 def python_with(folder: Path, module: str, **versions: str) -> Path:
@@ -78,17 +79,17 @@ def test_an_older_one_is_refused_with_both_versions_and_how_to_get_one(
 
 
 def test_a_python_that_has_none_is_named() -> None:
-    said = refusal(vllm.PACKAGE, Path(sys.executable))
+    said = refusal(VLLM, Path(sys.executable))
     assert said.startswith(f"{sys.executable} has no vLLM installed: `make vllm`")
 
 
 def test_one_that_does_not_say_its_version_is_given_a_try(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    check_installed(vllm.PACKAGE, python_with(tmp_path, "vllm", vllm_of_a_vendor="0.1"))
+    check_installed(VLLM, python_with(tmp_path, "vllm", vllm_of_a_vendor="0.1"))
     assert "does not say its version" in caplog.text
 
 
 def test_what_does_not_answer_in_time_is_given_a_try(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    check_installed(vllm.PACKAGE, script(tmp_path, "exec sleep 60"), within_s=0.2)
+    check_installed(VLLM, script(tmp_path, "exec sleep 60"), within_s=0.2)
     assert "did not say" in caplog.text
 
 
@@ -104,11 +105,11 @@ def test_what_does_not_answer_in_time_is_given_a_try(tmp_path: Path, caplog: pyt
     ],
 )
 def test_what_is_no_python_is_named(body: str, words: str, tmp_path: Path) -> None:
-    assert words in refusal(vllm.PACKAGE, script(tmp_path, body))
+    assert words in refusal(VLLM, script(tmp_path, body))
 
 
 def test_what_cannot_be_run_is_named(tmp_path: Path) -> None:
-    assert "nowhere cannot be run: No such file" in refusal(vllm.PACKAGE, tmp_path / "nowhere")
+    assert "nowhere cannot be run: No such file" in refusal(VLLM, tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

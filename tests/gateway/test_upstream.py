@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -11,7 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,7 +21,11 @@ import pytest
 from openclaw_rl.config import Config
 from openclaw_rl.rollout.loop import run_pass
 from openclaw_rl.serving.engines.openai import watcher
+from openclaw_rl.serving.engines.openai.client import OpenAIEngine
+from openclaw_rl.serving.engines.replicas.engine import ReplicatedEngine
 from openclaw_rl.serving.gateway import server
+from openclaw_rl.serving.gateway.app import Services, _upstreams
+from openclaw_rl.serving.gateway.refusing import RefusingEngine
 from openclaw_rl.store import Store
 from openclaw_rl.types import LoopName, Turn, TurnState
 from tests.engines.openai.upstream import EXACT, PLAIN, Reply, Upstream, delta, exact, listening
@@ -170,6 +176,25 @@ def test_what_answers_tell_later_is_said_too_without_asking_again(tmp_path: Path
         served.ask()
         wait_until(lambda: said_of(upstream, served.store) == IDS)
         assert len(upstream.asked) == 5, "one probe, and what the client asked"
+
+
+def test_each_of_several_upstreams_is_told_of_by_itself() -> None:
+    async def main() -> None:
+        with listening(EXACT) as one, listening(PLAIN) as other:
+            each = {upstream.url: OpenAIEngine(upstream.url, model="big") for upstream in (one, other)}
+            engine = RefusingEngine(ReplicatedEngine(each), lambda: False)
+            services = cast(Services, SimpleNamespace(engine=engine))
+            try:
+                assert _upstreams(services) == {one.url: {}, other.url: {}}
+                await asyncio.gather(*(adapter.probe() for adapter in each.values()))
+                assert _upstreams(services) == {
+                    one.url: {"token_ids": True, "logprobs": True},
+                    other.url: {"token_ids": False, "logprobs": False},
+                }
+            finally:
+                await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
 
 
 NO_IDS = "served and judged, not trainable: the upstream returns no token ids"
