@@ -90,7 +90,7 @@ def test_what_a_vllm_lacks_is_named_with_its_address(tmp_path: Path) -> None:
     with listening(create_vllm(FakeVllm(scale_out=False))) as url:
         message = refusal(config_of(tmp_path, "vllm", url))
         assert message.startswith(f"the engine at {url} (engine.kind = vllm) will not do: this vLLM lacks the route")
-        assert "--enable-scale-out" in message
+        assert "--enable-scale-out (vLLM 0.32, which this is made for and tested with" in message
     with listening(create_vllm(FakeVllm(paused=True, developer=False, max_lora_rank=8))) as url:
         check_engine(config_of(tmp_path, "vllm", url), lambda _: pytest.fail("it is there"), patience_s=60.0)
         whole = {"use_lora": False, "lr": 1e-5}

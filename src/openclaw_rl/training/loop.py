@@ -30,7 +30,7 @@ from openclaw_rl.types import LoopName
 
 def run(config: Config, stop: threading.Event) -> None:
     """The training process: one copy of the base and an adapter (or, without LoRA, two), until `stop` is set."""
-    _be_polite(config.training.threads, config.training.niceness)
+    _be_polite(config.training.threads, config.trainer_niceness)
     store = Store.open(config.store_path)
     try:
         with contextlib.suppress(StoppedInOutage):

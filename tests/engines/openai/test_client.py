@@ -15,7 +15,7 @@ import pytest
 
 from openclaw_rl.policy_files import write_manifest
 from openclaw_rl.serving.engines.openai.client import OpenAIEngine, upstream_name
-from openclaw_rl.serving.engines.openai.features import Features
+from openclaw_rl.serving.engines.openai.features import Features, LearnsFromAnswers
 from openclaw_rl.serving.engines.protocol import (
     EngineError,
     EngineUnavailable,
@@ -309,6 +309,21 @@ def test_one_answer_that_went_another_way_changes_nothing_three_in_a_row_do() ->
             return found
 
         assert using(upstream.url, work) == [True, True, True, True, True, True, False, True]
+
+
+def test_what_answers_tell_is_told_on_and_what_is_in_doubt_is_not() -> None:
+    with listening(PLAIN, PLAIN, EXACT, PLAIN, PLAIN, PLAIN) as upstream:
+
+        async def work(engine: OpenAIEngine) -> list[bool | None]:
+            assert isinstance(engine, LearnsFromAnswers)
+            assert engine.url == upstream.url
+            found = []
+            for _ in range(6):
+                await ask(engine, request(temperature=1.0))
+                found.append(engine.told.get("token_ids"))
+            return found
+
+        assert using(upstream.url, work) == [None, None, True, True, True, False]
 
 
 def test_a_connection_that_was_closed_before_a_word_came_is_no_failure_the_first_time() -> None:

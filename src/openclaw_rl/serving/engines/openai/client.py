@@ -80,6 +80,7 @@ class OpenAIEngine:
 
         `max_versions`: how many adapters are left there of those that were loaded here.
         """
+        self.url = url
         self._model = model
         self._raw_logprobs = raw_logprobs
         self._context_length = context_length
@@ -88,6 +89,7 @@ class OpenAIEngine:
         self._wording = wire.Wording()
         self._features = HOPED_FOR
         self._without = {"token_ids": 0, "logprobs": 0}  # answers in a row
+        self._told: dict[str, bool] = {}
         self._names: dict[int, str] = {BASE_VERSION: model}  # the one used longest ago first
         self._users: Counter[int] = Counter()
         self._listed: frozenset[str] | None = None
@@ -127,6 +129,11 @@ class OpenAIEngine:
     def features(self) -> Features:
         """What was found so far."""
         return self._features
+
+    @property
+    def told(self) -> Mapping[str, bool]:
+        """What answers have told, as `LearnsFromAnswers` has it."""
+        return dict(self._told)
 
     # --- chatting ------------------------------------------------------------------------------------------
 
@@ -198,6 +205,8 @@ class OpenAIEngine:
             self._without[name] = 0 if told else self._without[name] + 1
             lacking = self._without[name] >= DOUBTED or not getattr(self._wording, name)
             found[name] = told or (getattr(self._features, name) and not lacking)
+            if told or lacking:
+                self._told[name] = told
         self._features = replace(self._features, **found)
 
     def _eased(self, wording: wire.Wording, status: int, body: bytes) -> wire.Wording | None:

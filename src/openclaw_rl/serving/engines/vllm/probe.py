@@ -15,7 +15,7 @@ from openclaw_rl.serving.engines.protocol import EngineError, UnknownVersion
 from openclaw_rl.serving.engines.requirements import OTHER_DIRECTORY, Situation
 from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import RPC, VllmApi
-from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION
+from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION, MADE_FOR
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,8 @@ async def check_server(api: VllmApi, *, attached: bool) -> Found:
     One that is paused would not answer, so it is told to go on.
 
     Raises:
-        ConfigError: it lacks something; the message names the argument that it must be started with.
+        ConfigError: it lacks something; the message names the argument that it must be started with, and the version
+            that has it.
         EngineError: it does not answer as vLLM does.
     """
     with contextlib.suppress(UnknownVersion):  # without its routes for developers nobody can have paused it
@@ -56,7 +57,7 @@ async def check_server(api: VllmApi, *, attached: bool) -> Found:
     base = str(card["id"])
     one = {"model": base, "token_ids": list(_PROBE_IDS), "sampling_params": {"max_tokens": 1}}
     if await api.status_of("POST", wire.GENERATE, one) != HTTPStatus.OK:
-        raise _lacks("the route for tokens in, tokens out", "--enable-scale-out, vLLM 0.32 or newer")
+        raise _lacks("the route for tokens in, tokens out", "--enable-scale-out")
     if await api.status_of("GET", "/v1/load_lora_adapter") != HTTPStatus.METHOD_NOT_ALLOWED:  # it takes POST
         raise _lacks("loading adapters", "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment")
     if not await _says_what_it_draws_from(api, base):
@@ -76,7 +77,8 @@ def check_fit(found: Found, situation: Situation, *, context: int) -> None:
     """Hold a server against what is to be run on it. `context`: the tokens that it has to hold.
 
     Raises:
-        ConfigError: it lacks something; the message names the argument that it must be started with.
+        ConfigError: it lacks something; the message names the argument that it must be started with, and the version
+            that has it.
     """
     if found.context < context:
         raise _lacks(f"so long a context ({found.context} tokens)", f"--max-model-len of at least {context}")
@@ -85,7 +87,7 @@ def check_fit(found: Found, situation: Situation, *, context: int) -> None:
         if situation.trains and not situation.trains_adapters:
             raise _lacks("swapping whole models (training.use_lora = false)", needed)
         what = "swapping whole models (one is in service in this run_dir)"
-        raise _lacks(what, f"{needed}; or {OTHER_DIRECTORY}")
+        raise _lacks(what, needed, instead=OTHER_DIRECTORY)
     rank = situation.config.training.lora.rank
     if situation.trains_adapters and found.max_lora_rank is not None and found.max_lora_rank < rank:
         raise _lacks(f"adapters of training.lora.rank {rank}", f"--max-lora-rank {rank}, not {found.max_lora_rank}")
@@ -107,8 +109,10 @@ def _is_model(root: str, path: str, directory: Path) -> bool:
     return root == path or Path(root).expanduser().resolve() == directory.resolve()
 
 
-def _lacks(what: str, remedy: str) -> ConfigError:
-    return ConfigError(f"this vLLM lacks {what}: start it with {remedy}")
+def _lacks(what: str, remedy: str, *, instead: str | None = None) -> ConfigError:
+    possible = f"vLLM {MADE_FOR}, which this is made for and tested with, can be started so"
+    otherwise = "" if instead is None else f"; or {instead}"
+    return ConfigError(f"this vLLM lacks {what}: start it with {remedy} ({possible}){otherwise}")
 
 
 async def _says_what_it_draws_from(api: VllmApi, base: str) -> bool:
