@@ -104,6 +104,27 @@ def test_what_a_vllm_lacks_is_named_with_its_address(tmp_path: Path) -> None:
         assert "--max-model-len of at least 101" in refusal(Config.model_validate(asked))
 
 
+def test_a_vllm_that_was_started_without_adapters_is_found_out(tmp_path: Path) -> None:
+    """Its routes are there all the same, and only the first publication would fail."""
+    with listening(create_vllm(FakeVllm(lora_enabled=False))) as url:
+        assert "lacks loading adapters: start it with --enable-lora" in refusal(config_of(tmp_path, "vllm", url))
+
+
+def test_adapters_on_a_cpu_need_our_extension_of_vllms_workers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it an adapter answers for the base: with policies of users, one user's for another."""
+    with listening(create_vllm(FakeVllm(extended=False))) as url:
+        assert "--worker-extension-cls openclaw_rl_in_vllm" in refusal(config_of(tmp_path, "vllm", url))
+        check_engine(config_of(tmp_path, "vllm", url, training=EVAL), lambda _: None)
+    with listening(create_vllm(FakeVllm(extended=False, device="cuda"))) as url:
+        check_engine(config_of(tmp_path, "vllm", url), lambda _: None)
+    assert "on a CPU" not in caplog.text
+    with listening(create_vllm(FakeVllm(developer=False))) as url:
+        check_engine(config_of(tmp_path, "vllm", url), lambda _: None)
+    assert "on a CPU it has to be started with" in caplog.text
+
+
 def test_a_whole_model_in_service_needs_a_vllm_that_swaps_also_where_nothing_is_trained(tmp_path: Path) -> None:
     with listening(create_vllm(FakeVllm(developer=False))) as url:
         config = config_of(tmp_path, "vllm", url, training=EVAL, judge={"kind": "classifier"})

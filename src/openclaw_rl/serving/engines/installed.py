@@ -65,8 +65,8 @@ def check_installed(package: Package, python: Path, *, within_s: float = ASK_S) 
         return
     if version is None and not importable:
         raise ConfigError(f"{python} has no {package.name} installed: {package.remedy}")
-    if version is None:
-        logger.warning("%s has a %s that does not say its version", python, package.name)
+    if version is None or ".dev" in version:  # a build from sources may call itself 0.1.dev1
+        logger.warning("%s has a %s that does not say its version (%s)", python, package.name, version)
     elif release(version) < release(package.made_for):
         raise ConfigError(
             f"{python} has {package.name} {version}, and {package.made_for} or newer is needed (made for and tested "
@@ -86,7 +86,7 @@ def _ask(package: Package, python: Path, within_s: float) -> tuple[str | None, b
     try:
         found = json.loads(
             done.stdout.strip().rpartition("\n")[2]
-        )  # whatever else is printed at an interpreter's start
+        )  # the last line: a start may print others
         return found["version"], found["importable"]
     except (ValueError, KeyError, TypeError) as error:
         said = (done.stderr or done.stdout).strip().rpartition("\n")[2][:_SHOWN]

@@ -41,6 +41,7 @@ from openclaw_rl.serving.engines.protocol import (
     UnknownVersion,
     UnreadableVersion,
 )
+from openclaw_rl.serving.engines.vllm.api import NOBODYS_ADAPTER
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -53,8 +54,6 @@ MOST_KEPT = 32
 DOUBTED = 3
 """So many answers in a row without ids, or without log-probabilities, and the upstream counts as one that has none.
 A proxy may send a single one another way."""
-NOBODYS_ADAPTER = {"lora_name": "openclaw-rl-asks", "lora_path": "/openclaw-rl/no/such/adapter"}
-"""Whoever loads adapters looks for this one in vain, and says so; a vLLM without --enable-lora fails otherwise."""
 _MAY_BE_EASED = frozenset({400, 422})
 _CLOSED_MEANWHILE = (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)
 _NO_LIST = frozenset({404, 405})
@@ -322,6 +321,7 @@ class OpenAIEngine:
         )
         async for _ in self.chat(asked):
             pass
+        # Who loads adapters looks for this one in vain, and says so; a vLLM without --enable-lora fails otherwise.
         loads = await self._post("load_lora_adapter", NOBODYS_ADAPTER, QUICK_S)
         knows = loads.status_code in {*_MAY_BE_EASED, *_NO_LIST} and _speaks_of_adapters(loads)
         self._features = replace(self._features, lora_versions=knows)

@@ -307,9 +307,7 @@ class VllmEngine:
             except (EngineUnavailable, VllmTookTooLong):
                 raise
             except UnknownVersion as error:
-                raise UnreadableVersion(
-                    f"vLLM must see the same files: {error}"
-                ) from error
+                raise UnreadableVersion(f"vLLM must see the same files: {error}") from error
             except EngineError as error:
                 await self._api.healthy()  # if vLLM itself is well, the adapter is at fault
                 raise InvalidEngineRequest(f"vLLM does not load the adapter: {error}", param="path") from error

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
@@ -19,6 +20,7 @@ from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION, MADE_FOR
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _PROBE_IDS = (1, 2, 3, 4)
 _LISTED = 20
 
@@ -29,7 +31,7 @@ class Found:
 
     `weights_label`: what it calls the weights it has now, None where it cannot swap them; that takes its routes for
     developers and our extension of its workers. `root`: where it has the model from, `max_lora_rank`: of its
-    adapters; both None where it does not say.
+    adapters, `device`: "cpu" or what it computes on; each None where it does not say.
     """
 
     base: str
@@ -37,6 +39,7 @@ class Found:
     weights_label: str | None
     root: str | None = None
     max_lora_rank: int | None = None
+    device: str | None = None
 
 
 async def check_server(api: VllmApi, *, attached: bool) -> Found:
@@ -58,19 +61,27 @@ async def check_server(api: VllmApi, *, attached: bool) -> Found:
     one = {"model": base, "token_ids": list(_PROBE_IDS), "sampling_params": {"max_tokens": 1}}
     if await api.status_of("POST", wire.GENERATE, one) != HTTPStatus.OK:
         raise _lacks("the route for tokens in, tokens out", "--enable-scale-out")
-    if await api.status_of("GET", "/v1/load_lora_adapter") != HTTPStatus.METHOD_NOT_ALLOWED:  # it takes POST
+    if not await api.knows_adapters():
         raise _lacks("loading adapters", "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment")
     if not await _says_what_it_draws_from(api, base):
         raise _lacks("log-probabilities at the temperature of sampling", "--logprobs-mode processed_logprobs")
     developer = await api.status_of("GET", "/weight_info") == HTTPStatus.OK
     extended = developer and await api.status_of("POST", RPC, {"method": "openclaw_present"}) == HTTPStatus.OK
+    configuration = await api.configuration() if attached and developer else {}
     return Found(
         base=base,
         context=int(card["max_model_len"]),
         weights_label=await api.weights_label() if extended else None,
         root=card.get("root"),
-        max_lora_rank=await api.max_lora_rank() if attached and developer else None,
+        max_lora_rank=_said(configuration, "lora_config", "max_lora_rank", int),
+        device=_said(configuration, "device_config", "device_type", str),
     )
+
+
+def _said(configuration: Mapping[str, Any], section: str, key: str, kind: type[T]) -> T | None:
+    found = configuration.get(section)
+    value = found.get(key) if isinstance(found, Mapping) else None
+    return value if isinstance(value, kind) else None
 
 
 def check_fit(found: Found, situation: Situation, *, context: int) -> None:
@@ -88,9 +99,21 @@ def check_fit(found: Found, situation: Situation, *, context: int) -> None:
             raise _lacks("swapping whole models (training.use_lora = false)", needed)
         what = "swapping whole models (one is in service in this run_dir)"
         raise _lacks(what, needed, instead=OTHER_DIRECTORY)
+    _check_base_beside_adapters(found, situation)
     rank = situation.config.training.lora.rank
     if situation.trains_adapters and found.max_lora_rank is not None and found.max_lora_rank < rank:
         raise _lacks(f"adapters of training.lora.rank {rank}", f"--max-lora-rank {rank}, not {found.max_lora_rank}")
+
+
+def _check_base_beside_adapters(found: Found, situation: Situation) -> None:
+    """On a CPU vLLM 0.32 answers for the base by an adapter, where both are in one batch: see `in_vllm`."""
+    if not situation.serves_adapters or found.weights_label is not None:
+        return
+    remedy = f"VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls {EXTENSION}"
+    if found.device == "cpu":
+        raise _lacks("a base that adapters leave alone, on a CPU", remedy)
+    if found.device is None:
+        logger.warning("vLLM does not say what it computes on; on a CPU it has to be started with %s", remedy)
 
 
 def warn_of_another_model(found: Found, config: Config, model: Path) -> None:
