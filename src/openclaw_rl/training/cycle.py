@@ -99,7 +99,12 @@ class TrainingLoop:
         self._put_off = PutOff()
         self._directories = Directories(config.checkpoints_dir.resolve(), self._put_off)
         self._candidates = Candidates(
-            store=store, publisher=publisher, reporter=reporter, stop=stop, put_off=self._put_off
+            store=store,
+            publisher=publisher,
+            reporter=reporter,
+            stop=stop,
+            put_off=self._put_off,
+            owned=config.policies.owned,
         )
         self._turns = Turns(config, store, self._put_off)
 
