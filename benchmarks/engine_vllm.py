@@ -20,7 +20,8 @@ import httpx
 from benchmarks.engine_sides import Round, Task
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.serving.engines.vllm.launch import find_python, server_command, server_environment
+from openclaw_rl.serving.engines.installed import check_installed
+from openclaw_rl.serving.engines.vllm.launch import PACKAGE, find_python, server_command, server_environment
 
 START_TIMEOUT_S = 300.0
 ANSWER_TIMEOUT_S = 600.0
@@ -48,6 +49,7 @@ class Vllm:
         config = _config(task, parallel=parallel, directory=directory)
         try:
             python = find_python(config)
+            check_installed(PACKAGE, python)
         except ConfigError as error:
             raise NotHere(str(error)) from error
         self._task = task

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.update_load import DRAIN_S, LoadOptions, figures, observe
-from openclaw_rl.config import Config, ModelConfig, TrainingConfig
+from openclaw_rl.config import Config, ModelConfig
 from openclaw_rl.config_sources import ConfigError, Setting, from_toml, resolve
 from openclaw_rl.evaluation.demo_options import find_recipe
 from openclaw_rl.models import available_devices, choose_device
@@ -75,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--streams", type=int, default=8, help="readers at once")
     parser.add_argument("--max-tokens", type=int, default=32, help="of one answer")
     parser.add_argument("--batch-size", type=int, default=2, help="samples of an update")
-    parser.add_argument("--niceness", type=int, help="of the trainer; else the default, or 0 beside vLLM and SGLang")
+    parser.add_argument("--niceness", type=int, help="of the trainer; else the default beside that engine")
     parser.add_argument("--limit-s", type=float, default=900.0, help="the longest that a row may be measured")
     parser.add_argument("--budget-s", type=float, default=3300.0, help="what all rows may take together")
     parser.add_argument("--model-path", default=ModelConfig().path)
@@ -152,24 +152,18 @@ def config_of(case: Case, arguments: argparse.Namespace, run_dir: Path) -> Confi
         "engine.max_parallel": max(arguments.streams, Config().engine.max_parallel),
         "rollout.batch_size": arguments.batch_size,
         "rollout.min_batch_size": 1,
-        "training.niceness": _niceness(case, arguments.niceness),
     }
     if case.engine == "sglang" and choose_device(Config().model.device, available_devices()) == "cpu":
         chosen["engine.extra_args"] = list(SGLANG_ON_CPU)
         chosen["engine.sglang.python"] = str(SGLANG_PYTHON_ON_CPU)
+    if arguments.niceness is not None:
+        chosen["training.niceness"] = arguments.niceness
     if case.kind == "full":
         chosen["training.use_lora"] = False
         chosen["training.lr"] = 1e-5
     settings = [Setting(key=key, value=value, source="benchmark") for key, value in chosen.items()]
     settings += [_setting(text) for text in arguments.set]
     return resolve([*from_toml(find_recipe("binary_rl.toml")), *settings]).config
-
-
-def _niceness(case: Case, chosen: int | None) -> int:
-    """How far the trainer stands back. An engine that keeps all cores busy leaves one that does a tenth of them."""
-    if chosen is not None:
-        return chosen
-    return TrainingConfig().niceness if case.engine == "embedded" else 0
 
 
 def _setting(text: str) -> Setting:

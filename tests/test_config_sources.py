@@ -171,6 +171,25 @@ def test_lists_optional_values_and_keys_from_text() -> None:
     assert config.rollout.accepted_retry is True
 
 
+@pytest.mark.parametrize(
+    ("engine", "chosen", "niceness"),
+    [
+        ({}, None, 10),
+        ({"kind": "scripted", "script": "answers.json"}, None, 10),
+        ({"kind": "openai", "urls": ["https://h/v1"], "upstream_model": "big"}, None, 10),
+        ({"kind": "vllm"}, None, 0),
+        ({"kind": "sglang"}, None, 0),
+        ({}, 0, 0),
+        ({"kind": "vllm"}, 7, 7),
+    ],
+)
+def test_a_trainer_beside_an_engine_that_keeps_all_cores_busy_does_not_stand_back(
+    engine: dict[str, Any], chosen: int | None, niceness: int
+) -> None:
+    config = Config.model_validate({"engine": engine, "training": {"niceness": chosen}})
+    assert config.trainer_niceness == niceness
+
+
 # --- errors ------------------------------------------------------------------------------------------------
 
 

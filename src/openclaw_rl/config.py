@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from pydantic import Field, SecretStr, model_validator
 
 from openclaw_rl.config_base import LOOPBACK, Count, Decay, Pattern, Positive, Section
+from openclaw_rl.config_engine import SERVERS
 from openclaw_rl.config_engine import EngineConfig as EngineConfig
 from openclaw_rl.config_gate import GateConfig as GateConfig
 from openclaw_rl.config_judge import JudgeConfig as JudgeConfig
@@ -236,8 +237,9 @@ class TrainingConfig(Section):
     that the package is logged in to."""
     threads: Annotated[int, Field(ge=0)] = 1
     """CPU threads of the trainer; 0: all."""
-    niceness: Annotated[int, Field(ge=0, le=19)] = 10
-    """How far the trainer stays behind the other loops on the CPU."""
+    niceness: Annotated[int | None, Field(ge=0, le=19)] = None
+    """How far the trainer stays behind the other loops on the CPU. Unset: by the engine, 10; and 0 beside vLLM and
+    SGLang, which keep all cores busy and would starve a trainer that stands back."""
     lease_s: Positive = 900.0
     """Claimed samples go back to the queue when their trainer has been silent for this long."""
     publish_timeout_s: Positive = 60.0
@@ -391,6 +393,13 @@ class Config(Section):
     def dtype(self) -> str:
         """The policy's number format: `model.dtype`, and float32 where all weights learn and nothing else is said."""
         return "float32" if self.model.dtype == "auto" and not self.training.use_lora else self.model.dtype
+
+    @property
+    def trainer_niceness(self) -> int:
+        """How far the trainer stands back on the CPU: `training.niceness`, and by the engine where it is unset."""
+        if self.training.niceness is not None:
+            return self.training.niceness
+        return 0 if self.engine.kind in SERVERS else 10
 
     @property
     def store_path(self) -> Path:

@@ -59,6 +59,10 @@ def check_hints(hint: str | None, alternatives: tuple[str, ...]) -> None:
         raise ValueError("a hint is text, or None")
 
 
+GREEDY_BELOW = 0.01
+"""Temperatures from here on sample. Engines raise lower ones (vLLM to this), or take the likeliest token."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How the tokens of a turn were drawn."""
@@ -79,6 +83,11 @@ class SamplingParams:
             raise ValueError(f"top_k must be at least 0 (0: no limit), got {self.top_k}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether nothing was sampled, or as good as nothing: a ratio of probabilities means nothing then."""
+        return self.temperature < GREEDY_BELOW
 
     @property
     def truncated(self) -> bool:

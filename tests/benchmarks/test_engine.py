@@ -93,6 +93,17 @@ class _Side:
         pass
 
 
+def test_what_is_measured_of_vllm_is_told_by_the_number_of_requests(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "Vllm", lambda _task, **_options: _Side(times=99))
+    assert main(["engine", "--sides", "vllm", "--rounds", "1", "--model-path", str(tiny), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["vllm"] == {"1": 1.0, "8": 1.0, "32": 1.0}
+    assert found["dtype"] == {"vllm": "float32"}
+    assert found["embedded"] is found["static"] is None
+
+
 def test_a_side_that_goes_takes_nobodys_figures_with_it(tiny: Path, tmp_path: Path) -> None:
     task = Task(model=tiny, adapter=tmp_path, dtype="float32", threads=1, prompt_tokens=5, new_tokens=1, apart_s=0.0)
     sides = {"static": _Side(times=9), "vllm": _Side(times=2)}

@@ -38,11 +38,16 @@ from benchmarks.update_load import (
     whole_updates,
 )
 
-from openclaw_rl.config import TrainingConfig
 from openclaw_rl.evaluation.ledger import Entry, Purpose
 from openclaw_rl.models import available_devices, choose_device
 from openclaw_rl.store.status import Span
 from openclaw_rl.testing.tiny_model import build_tiny_model
+
+PROMISED = {
+    *("engine", "kind", "mode", "refused", "broken", "updates"),
+    *("gap_ms_publish", "gap_ms_step", "gap_ms_otherwise", "seconds_to_serve"),
+}
+"""What every row of `--json` has, also one that could not be measured."""
 
 
 def entry(times: list[float], *, version: int = 0, **values: Any) -> Entry:
@@ -132,9 +137,9 @@ def test_a_row_is_a_deployment_that_differs_in_words_only(tmp_path: Path) -> Non
     on_cpu = choose_device("auto", available_devices()) == "cpu"
     assert set(SGLANG_ON_CPU).issubset(sglang.engine.extra_args) is on_cpu
     assert not sglang.training.use_lora
-    assert (config.training.niceness, sglang.training.niceness) == (TrainingConfig().niceness, 0)
+    assert (config.trainer_niceness, sglang.trainer_niceness) == (10, 0)
     vllm = config_of(Case(engine="vllm", kind="lora", mode="seamless"), arguments(niceness=3), tmp_path)
-    assert vllm.training.niceness == 3
+    assert vllm.trainer_niceness == 3
 
 
 @pytest.mark.parametrize("mode", ["seamless", "refuse"])
@@ -144,6 +149,7 @@ def test_updates_under_load(mode: str, tmp_path: Path, capsys: pytest.CaptureFix
     row = ["--engine", "embedded", "--kind", "lora", "--mode", mode, "--model-path", model, "--json"]
     assert main(["update", *row, *small]) == 0
     (found,) = json.loads(capsys.readouterr().out)
+    assert found.keys() >= PROMISED
     assert (found["engine"], found["kind"], found["mode"]) == ("embedded", "lora", mode)
     assert found["updates"] >= 2
     assert found["seconds_to_serve"] > 0
@@ -228,7 +234,9 @@ def test_whatever_ends_a_row_the_rows_before_it_are_kept(
 
     monkeypatch.setattr("benchmarks.update._measured", measured)
     chosen = arguments(engine="embedded", kind="lora", mode=None, updates=1, limit_s=1, budget_s=9)
-    kept, lost = run(chosen)["rows"]
+    kept, lost = as_json(run(chosen))
+    assert kept.keys() >= PROMISED
+    assert lost.keys() >= PROMISED
     assert kept["updates"] == 1
     assert lost["updates"] is None
     assert "of readers" in lost["reason"]

@@ -174,9 +174,7 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl up recipes/combine.toml --backend sglang": with_engine(
         "openclaw-rl up recipes/combine.toml --backend sglang", "sglang"
     ),
-    'make demo ARGS="--backend vllm --set training.niceness=0"': with_engine(
-        "openclaw-rl demo --backend vllm --set training.niceness=0", "vllm"
-    ),
+    'make demo ARGS="--backend vllm"': with_engine("openclaw-rl demo --backend vllm", "vllm"),
     "openclaw-rl status": Run(
         prints=("ready", "engine", "gateway", "rollout", "judging", "training", "in service"), needs_deployment=True
     ),

@@ -31,6 +31,10 @@ class FakeVllm:
     label: str = "default"
     root: str | None = None
     max_lora_rank: int = 64
+    device: str = "cpu"
+    extended: bool = True
+    lora_enabled: bool = True
+    """Its routes are there either way."""
     list_held: asyncio.Event | None = None
     """Set by a test: the list of models is made at once, and sent only then."""
     paused: bool = False
@@ -39,6 +43,8 @@ class FakeVllm:
     """So many times the weights get no name, and the request no answer but an error."""
     fail_resumes: int = 0
     refuse_adapter: str | None = None
+    slow_adapter_s: float = 0.0
+    sees_files: bool = True
     hold: asyncio.Event | None = None
     open: int = 0
     asked: list[Json] = field(default_factory=list)
@@ -132,6 +138,11 @@ def _add_adapters(app: FastAPI, fake: FakeVllm) -> None:
         body = await request.json()
         if "lora_name" not in body:
             return _error(400, "lora_name is missing")
+        await asyncio.sleep(fake.slow_adapter_s)
+        if not fake.lora_enabled:
+            return _error(500, "LoRA is not enabled. Use --enable-lora to enable LoRA.")
+        if not fake.sees_files or body["lora_path"].startswith("/openclaw-rl/no/"):
+            return _error(404, f"Loading lora {body['lora_name']} failed: No adapter found for {body['lora_path']}")
         if fake.refuse_adapter is not None:
             return _error(500, fake.refuse_adapter)
         if body["lora_name"] in fake.adapters:
@@ -154,7 +165,8 @@ def _add_weights(app: FastAPI, fake: FakeVllm) -> None:
     @app.get("/server_info")
     async def server_info(config_format: str) -> Response:
         assert config_format == "json"
-        return JSONResponse({"vllm_config": {"lora_config": {"max_lora_rank": fake.max_lora_rank}}})
+        about = {"lora_config": {"max_lora_rank": fake.max_lora_rank}, "device_config": {"device_type": fake.device}}
+        return JSONResponse({"vllm_config": about})
 
     @app.post("/pause")
     async def pause(mode: str) -> Response:
@@ -176,6 +188,8 @@ def _add_weights(app: FastAPI, fake: FakeVllm) -> None:
         if body["method"] == "openclaw_heal_cache":
             await asyncio.sleep(0.1)
             fake.healed_before.append(len(fake.asked))
+        if not fake.extended:
+            return _error(500, f"no method {body['method']}")
         if body["method"] != "openclaw_reload":
             return JSONResponse({"results": [{"present": True}]})
         assert fake.paused

@@ -90,7 +90,7 @@ def test_what_a_vllm_lacks_is_named_with_its_address(tmp_path: Path) -> None:
     with listening(create_vllm(FakeVllm(scale_out=False))) as url:
         message = refusal(config_of(tmp_path, "vllm", url))
         assert message.startswith(f"the engine at {url} (engine.kind = vllm) will not do: this vLLM lacks the route")
-        assert "--enable-scale-out" in message
+        assert "--enable-scale-out (vLLM 0.32, which this is made for and tested with" in message
     with listening(create_vllm(FakeVllm(paused=True, developer=False, max_lora_rank=8))) as url:
         check_engine(config_of(tmp_path, "vllm", url), lambda _: pytest.fail("it is there"), patience_s=60.0)
         whole = {"use_lora": False, "lr": 1e-5}
@@ -102,6 +102,27 @@ def test_what_a_vllm_lacks_is_named_with_its_address(tmp_path: Path) -> None:
         long = {"kind": "vllm", "urls": [url], "context_length": 101}
         asked = {"run_dir": tmp_path, "model": {"path": str(model)}, "engine": long}
         assert "--max-model-len of at least 101" in refusal(Config.model_validate(asked))
+
+
+def test_a_vllm_that_was_started_without_adapters_is_found_out(tmp_path: Path) -> None:
+    """Its routes are there all the same, and only the first publication would fail."""
+    with listening(create_vllm(FakeVllm(lora_enabled=False))) as url:
+        assert "lacks loading adapters: start it with --enable-lora" in refusal(config_of(tmp_path, "vllm", url))
+
+
+def test_adapters_on_a_cpu_need_our_extension_of_vllms_workers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without it an adapter answers for the base: with policies of users, one user's for another."""
+    with listening(create_vllm(FakeVllm(extended=False))) as url:
+        assert "--worker-extension-cls openclaw_rl_in_vllm" in refusal(config_of(tmp_path, "vllm", url))
+        check_engine(config_of(tmp_path, "vllm", url, training=EVAL), lambda _: None)
+    with listening(create_vllm(FakeVllm(extended=False, device="cuda"))) as url:
+        check_engine(config_of(tmp_path, "vllm", url), lambda _: None)
+    assert "on a CPU" not in caplog.text
+    with listening(create_vllm(FakeVllm(developer=False))) as url:
+        check_engine(config_of(tmp_path, "vllm", url), lambda _: None)
+    assert "on a CPU it has to be started with" in caplog.text
 
 
 def test_a_whole_model_in_service_needs_a_vllm_that_swaps_also_where_nothing_is_trained(tmp_path: Path) -> None:

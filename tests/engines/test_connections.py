@@ -7,7 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from openclaw_rl.serving.engines.embedded.connections import ConnectFailed, ConnectionLost, Connections
+from openclaw_rl.serving.engines.embedded.connections import (
+    HIGH_WATER_BYTES,
+    ConnectFailed,
+    ConnectionLost,
+    Connections,
+)
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello"
@@ -163,6 +168,25 @@ def test_a_body_larger_than_is_buffered_arrives_whole() -> None:
             assert await answer.read_all() == body
 
     asyncio.run(with_server(serve, use))
+
+
+def test_a_connection_on_which_an_answer_was_left_unread_is_not_kept() -> None:
+    """It reads no more, and the next exchange on it would wait for ever."""
+    size = HIGH_WATER_BYTES + 1
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asked(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % size + bytes(size))
+        await writer.drain()
+        await serve(reader, writer)
+
+    async def use(connections: Connections) -> None:
+        async with connections.exchange("GET", "/x", timeout_s=2.0):
+            await asyncio.sleep(0.2)
+        status, body = await ask(connections)
+        assert (status, len(body)) == (200, size)
+
+    assert asyncio.run(with_server(serve, use)) == 2
 
 
 def test_nobody_listens() -> None:

@@ -78,6 +78,14 @@ def test_a_stop_string_never_shows_its_beginning() -> None:
     assert stop.feed("after") == stop.finish() == ""
 
 
+def test_tokens_of_one_chunk_are_read_as_tokens_that_come_alone(tokenizer: Any) -> None:
+    ids = tokenizer.encode("abcdefgh😀 done", add_special_tokens=False)
+    for size in range(1, len(ids) + 1):
+        text = AnswerText(tokenizer, stop=(), has_tools=False)
+        shown = "".join(text.feed(ids[start : start + size]).text for start in range(0, len(ids), size))
+        assert shown + text.finish().text == "abcdefgh😀 done"
+
+
 def test_tool_calls_are_read_only_where_there_are_tools() -> None:
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
     for has_tools, reason in [(True, FinishReason.TOOL_CALLS), (False, FinishReason.STOP)]:

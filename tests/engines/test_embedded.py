@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from openclaw_rl.models import load_tokenizer
+from openclaw_rl.serving.engines.embedded.answer import AnswerText
 from openclaw_rl.serving.engines.embedded.service import EmbeddedService
 from openclaw_rl.serving.engines.protocol import (
     EngineError,
@@ -18,6 +21,7 @@ from openclaw_rl.serving.engines.protocol import (
     TokensDrawn,
     UnknownVersion,
 )
+from openclaw_rl.serving.engines.tool_parser import Parsed
 from openclaw_rl.types import FinishReason, PolicyVersion
 from tests.engines.support import (
     Answer,
@@ -389,6 +393,28 @@ def test_a_crash_fails_every_request_and_shows_in_health(tiny: Path, monkeypatch
         await until(service.crashed.is_set)
         with pytest.raises(EngineUnavailable):
             await ask(service, request())
+
+    with_service(config_for(tiny), body)
+
+
+def test_what_one_answer_cannot_do_ends_no_other(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = AnswerText.feed
+
+    def broken(self: AnswerText, ids: Sequence[int]) -> Parsed:
+        if self._parser is not None:
+            raise ZeroDivisionError
+        return feed(self, ids)
+
+    monkeypatch.setattr(AnswerText, "feed", broken)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+    async def body(service: EmbeddedService) -> None:
+        other = asyncio.create_task(ask(service, request(max_tokens=40)))
+        with pytest.raises(EngineError, match="ZeroDivisionError"):
+            await ask(service, dataclasses.replace(request(max_tokens=40), tools=(tool,)))
+        assert len((await other).ids) > 0
+        health = await service.health()
+        assert (health.ready, health.active_requests) == (True, 0)
 
     with_service(config_for(tiny), body)
 

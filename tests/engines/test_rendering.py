@@ -136,6 +136,14 @@ def test_what_cannot_be_rendered_is_named(message: dict[str, Any], param: str) -
     assert caught.value.param == param
 
 
+def test_what_is_nested_too_deeply_is_the_client_s_error(renderer: Renderer) -> None:
+    deep = '{"a": ' + "[" * 900 + "]" * 900 + "}"
+    call = {"id": "x", "function": {"name": "f", "arguments": deep}}
+    with pytest.raises(InvalidEngineRequest) as caught:
+        renderer.render([{"role": "assistant", "content": None, "tool_calls": [call]}])
+    assert caught.value.param == "messages"
+
+
 def test_no_messages_is_named(renderer: Renderer) -> None:
     with pytest.raises(InvalidEngineRequest) as caught:
         renderer.render([])
@@ -178,7 +186,14 @@ def test_what_is_rendered_is_parsed_back(content: str, calls: list[tuple[str, di
 
 
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
-    for arguments in ("{broken", "[1]", "7"):
+    for arguments in (
+        "{broken",
+        "[1]",
+        "7",
+        '{"n": ' + "1" * 5000 + "}",
+        '{"a": "\\ud83d"}',
+        '{"a": ' + "[" * 50_000,
+    ):
         call = {"id": "x", "function": {"name": "f", "arguments": arguments}}
         plain = normalise({"role": "assistant", "content": None, "tool_calls": [call]}, 0)
         rendered = call_as_text("f", plain["tool_calls"][0]["function"]["arguments"])

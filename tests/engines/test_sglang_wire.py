@@ -277,6 +277,8 @@ def test_what_a_server_lacks_is_named(changed: dict[str, Any], named: str) -> No
     assert lacks(FIT) == []
     (sentence,) = lacks({**FIT, **changed})
     assert named in sentence
+    assert "tested with" in sentence
+    assert "0.5.23" in sentence, "the version that has it"
 
 
 @pytest.mark.parametrize("training", [{"enabled": False}, {"use_lora": False, "lr": 1e-5}])

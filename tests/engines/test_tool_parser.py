@@ -20,6 +20,10 @@ def run(pieces: list[str]) -> tuple[str, list[ToolCallDelta]]:
     return "".join(p.text for p in parsed), [call for p in parsed for call in p.tool_calls]
 
 
+LONG_NUMBER = f'<tool_call>{{"name": "f", "arguments": {{"n": {"1" * 5000}}}}}</tool_call>'
+DEEP = f'<tool_call>{{"name": "f", "arguments": {"[" * 50_000}</tool_call>'
+
+
 @pytest.mark.parametrize(
     ("text", "visible", "functions"),
     [
@@ -38,6 +42,15 @@ def run(pieces: list[str]) -> tuple[str, list[ToolCallDelta]]:
         ('<tool_call>{"name": "f"}', "", [{"name": "f", "arguments": "{}"}]),
         ('<tool_call>{"name": "f", "argu', '<tool_call>{"name": "f", "argu', []),
         ("a <tool_ca", "a <tool_ca", []),
+        (LONG_NUMBER, LONG_NUMBER, []),
+        (DEEP, DEEP, []),
+        (
+            '<tool_call>{"name": "f", "arguments": {"a": "\\ud83d"}}</tool_call>',
+            "",
+            [{"name": "f", "arguments": '{"a": "\\ud83d"}'}],
+        ),
+        ('<tool_call>{"name": "f", "arguments": "\\ud83d"}</tool_call>',) * 2 + ([],),
+        ('<tool_call>{"name": "\\ud83d"}</tool_call>',) * 2 + ([],),
         ("a < b", "a < b", []),
     ],
 )

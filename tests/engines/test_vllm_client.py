@@ -25,6 +25,7 @@ from openclaw_rl.serving.engines.protocol import (
     PromptRead,
     ScoreRequest,
     UnknownVersion,
+    UnreadableVersion,
 )
 from openclaw_rl.serving.engines.vllm.client import VllmEngine
 from openclaw_rl.serving.engines.vllm.healing import CacheHealing
@@ -115,7 +116,7 @@ def test_what_a_server_lacks_is_named(tiny: Path, without: dict[str, bool], name
             assert not (await engine.health()).ready
             with pytest.raises(EngineUnavailable):
                 await answer(engine, request())
-            with pytest.raises(ConfigError, match=named):
+            with pytest.raises(ConfigError, match=rf"{named}.*vLLM 0\.32.* tested with"):
                 await engine.start()
 
     run(scenario)
@@ -348,6 +349,23 @@ def test_an_adapter_that_is_asked_for_again_while_it_is_unloaded_stays(tiny: Pat
             await asyncio.sleep(0.1)
             assert (await engine.health()).loaded_versions == (0, 1)
             assert (await answer(engine, request(version=1))).versions == (1, 1, 1)
+
+    run(scenario)
+
+
+def test_a_version_is_not_to_blame_where_vllm_does_not_see_it_or_takes_too_long(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake, version = FakeVllm(sees_files=False), lora(tmp_path, 1)
+        async with engine_for(fake, tiny, engine={"load_timeout_s": 0.5}) as engine:
+            with pytest.raises(UnreadableVersion, match="must see the same files"):
+                await engine.load_version(version)
+            fake.sees_files, fake.slow_adapter_s = True, 1.0
+            with pytest.raises(EngineError, match="too long") as late:
+                await engine.load_version(version)
+            assert not isinstance(late.value, InvalidEngineRequest)
+            fake.slow_adapter_s = 0.0
+            await engine.load_version(version)
+            assert (await engine.health()).loaded_versions == (0, 1)
 
     run(scenario)
 

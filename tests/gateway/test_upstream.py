@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
@@ -11,7 +12,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -19,7 +21,11 @@ import pytest
 from openclaw_rl.config import Config
 from openclaw_rl.rollout.loop import run_pass
 from openclaw_rl.serving.engines.openai import watcher
+from openclaw_rl.serving.engines.openai.client import OpenAIEngine
+from openclaw_rl.serving.engines.replicas.engine import ReplicatedEngine
 from openclaw_rl.serving.gateway import server
+from openclaw_rl.serving.gateway.app import Services, _upstreams
+from openclaw_rl.serving.gateway.refusing import RefusingEngine
 from openclaw_rl.store import Store
 from openclaw_rl.types import LoopName, Turn, TurnState
 from tests.engines.openai.upstream import EXACT, PLAIN, Reply, Upstream, delta, exact, listening
@@ -150,22 +156,70 @@ def test_the_watcher_says_which_kind_of_upstream_it_is(tmp_path: Path) -> None:
     with listening(PLAIN) as upstream:
         engine = {"kind": "openai", "urls": [upstream.url], "upstream_model": "big"}
         config = Config.model_validate({"run_dir": tmp_path, "engine": engine, "training": {"enabled": False}})
-        store, stop = Store.open(config.store_path), threading.Event()
-        thread = threading.Thread(target=watcher.run, args=(config, stop))
-        thread.start()
-
-        def says() -> str:
-            return next((one.activity for one in store.status.loops() if one.loop is LoopName.ENGINE), "")
-
-        host = upstream.url.removeprefix("http://").removesuffix("/v1")
-        words = f"{host}: served and judged, not trainable: the upstream returns no token ids"
+        store = Store.open(config.store_path)
         try:
-            wait_until(lambda: says() == words)
+            with watching(config):
+                wait_until(lambda: said_of(upstream, store) == NO_IDS)
         finally:
-            stop.set()
-            thread.join(10)
-            assert not thread.is_alive()
             store.close()
+
+
+def test_what_answers_tell_later_is_said_too_without_asking_again(tmp_path: Path) -> None:
+    with (
+        listening(EXACT, PLAIN, PLAIN, PLAIN, EXACT) as upstream,
+        serving(upstream, tmp_path / "run") as served,
+        watching(served.config),
+    ):
+        wait_until(lambda: said_of(upstream, served.store) == IDS)
+        assert [served.ask().status_code for _ in range(3)] == [200] * 3
+        wait_until(lambda: said_of(upstream, served.store) == NO_IDS)
+        served.ask()
+        wait_until(lambda: said_of(upstream, served.store) == IDS)
+        assert len(upstream.asked) == 5, "one probe, and what the client asked"
+
+
+def test_each_of_several_upstreams_is_told_of_by_itself() -> None:
+    async def main() -> None:
+        with listening(EXACT) as one, listening(PLAIN) as other:
+            each = {upstream.url: OpenAIEngine(upstream.url, model="big") for upstream in (one, other)}
+            engine = RefusingEngine(ReplicatedEngine(each), lambda: False)
+            services = cast(Services, SimpleNamespace(engine=engine))
+            try:
+                assert _upstreams(services) == {one.url: {}, other.url: {}}
+                await asyncio.gather(*(adapter.probe() for adapter in each.values()))
+                assert _upstreams(services) == {
+                    one.url: {"token_ids": True, "logprobs": True},
+                    other.url: {"token_ids": False, "logprobs": False},
+                }
+            finally:
+                await engine.close()
+
+    asyncio.run(asyncio.wait_for(main(), 30))
+
+
+NO_IDS = "served and judged, not trainable: the upstream returns no token ids"
+IDS = "served and judged; the upstream returns token ids and log-probabilities, but loads no versions"
+
+
+@contextlib.contextmanager
+def watching(config: Config) -> Iterator[None]:
+    """The engine's loop for the time of a block."""
+    stop = threading.Event()
+    thread = threading.Thread(target=watcher.run, args=(config, stop))
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def said_of(upstream: Upstream, store: Store) -> str:
+    """What the engine's loop says of the upstream, without its address."""
+    activity = next((one.activity for one in store.status.loops() if one.loop is LoopName.ENGINE), "")
+    host = upstream.url.removeprefix("http://").removesuffix("/v1")
+    return activity.removeprefix(f"{host}: ")
 
 
 @pytest.mark.parametrize("key", [None, "sk-1"])

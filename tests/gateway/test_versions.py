@@ -235,6 +235,29 @@ class TestKeeperAlone:
 
         asyncio.run(scenario())
 
+    def test_while_the_record_cannot_say_whose_a_version_is_it_is_not_to_be_had(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(_number: int) -> PolicyVersion | None:
+            raise OSError("the disk is away")
+
+        async def scenario() -> None:
+            now = [0.0]
+            publish(store, 1)
+            publish(store, 2)
+            engine = FakeEngine(loaded={0, 1, 2})
+            keeper = VersionKeeper(store, engine, served_name="policy", clock=lambda: now[0])
+            with monkeypatch.context() as patched:
+                patched.setattr(store.versions, "get", fail)
+                await keeper.refresh()
+                assert keeper.model_names() == ["policy", "base", "policy-v2"]  # in service, and the base: shared
+                assert await keeper.route("policy", deadline=0.0) == 2
+            now[0] = 2.0
+            await keeper.refresh()
+            assert keeper.model_names() == ["policy", "base", "policy-v1", "policy-v2"]
+
+        asyncio.run(scenario())
+
     def test_what_was_loaded_during_a_look_is_not_lost_by_its_older_answer(self, store: Store) -> None:
         async def scenario() -> None:
             now = [0.0]

@@ -25,7 +25,7 @@ def _turn(reason: ExclusionReason) -> Turn:
         ExclusionReason.MISSING_TOKEN_IDS: {"tokens": replace(TOKENS, prompt_ids=())},
         ExclusionReason.MISSING_LOGPROBS: {"tokens": replace(TOKENS, logprobs=(-0.5, None))},
         ExclusionReason.NONFINITE_LOGPROBS: {"tokens": replace(TOKENS, logprobs=(-0.5, float("nan")))},
-        ExclusionReason.GREEDY: {"sampling": replace(SAMPLING, temperature=0.0)},
+        ExclusionReason.GREEDY: {"sampling": replace(SAMPLING, temperature=0.009)},
         ExclusionReason.TRUNCATED_SUPPORT: {"sampling": replace(SAMPLING, top_p=0.99)},
     }
     return make_turn(request=make_request(**requests.get(reason, {})), **turns.get(reason, {}))

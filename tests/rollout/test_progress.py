@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from openclaw_rl.config import RolloutConfig
 from openclaw_rl.rollout.progress import StallWatch, progress_of
-from openclaw_rl.store.samples import ReadySamples
+from openclaw_rl.rollout.waiting import WaitingSamples
 from openclaw_rl.store.status import Counts
 
-CONFIG = RolloutConfig(batch_size=8, max_batch_wait_s=300.0)
+NOTHING = WaitingSamples(count=0, due=False, why="0 of 8 samples")
+FULL = WaitingSamples(count=8, due=True, why="8 of 8 samples")
 
 
 def _counts(**values: Any) -> Counts:
@@ -28,7 +28,8 @@ def test_the_sentence_names_everything_that_is_missing() -> None:
         turns_by_state={"awaiting_next_state": 3, "judging": 1, "excluded": 3},
         turns_by_reason={"no_next_state": 1, "greedy": 2},
     )
-    progress = progress_of(counts, ReadySamples(count=5, oldest_created_at=100.0), 141.0, CONFIG)
+    waiting = WaitingSamples(count=5, due=False, why="5 of 8 samples; the oldest is 41 s old, due at 300 s")
+    progress = progress_of(counts, waiting)
     assert progress.sentence() == (
         "3 turns wait for a next state, 1 is being judged; "
         "5 of 8 samples; the oldest is 41 s old, due at 300 s; excluded: 2 greedy, 1 no_next_state"
@@ -36,7 +37,7 @@ def test_the_sentence_names_everything_that_is_missing() -> None:
 
 
 def test_the_sentence_of_an_empty_store() -> None:
-    progress = progress_of(_counts(), ReadySamples(count=0, oldest_created_at=None), 0.0, CONFIG)
+    progress = progress_of(_counts(), NOTHING)
     assert progress.sentence() == (
         "0 turns wait for a next state, 0 are being judged; 0 of 8 samples; excluded: none"
     )
@@ -45,25 +46,24 @@ def test_the_sentence_of_an_empty_store() -> None:
 
 
 def test_only_what_other_loops_have_to_do_is_work() -> None:
-    nothing, one = ReadySamples(count=0, oldest_created_at=None), ReadySamples(count=1, oldest_created_at=0.0)
-    batch = ReadySamples(count=11, oldest_created_at=0.0)
+    one = WaitingSamples(count=1, due=False, why="1 of 8 samples")
+    batch = WaitingSamples(count=11, due=True, why="11 samples ready (a batch takes 8)")
     excluded = _counts(turns_by_state={"excluded": 4, "sampled": 2}, turns_by_reason={"greedy": 4})
     awaiting = _counts(turns_by_state={"awaiting_next_state": 20})
-    assert progress_of(excluded, nothing, 0.0, CONFIG).work is None
-    assert progress_of(awaiting, one, 0.0, CONFIG).work is None
-    assert progress_of(_counts(turns_by_state={"judging": 1}), nothing, 0.0, CONFIG).work is not None
-    assert progress_of(awaiting, batch, 0.0, CONFIG).work is not None
+    assert progress_of(excluded, NOTHING).work is None
+    assert progress_of(awaiting, one).work is None
+    assert progress_of(_counts(turns_by_state={"judging": 1}), NOTHING).work is not None
+    assert progress_of(awaiting, batch).work is not None
     in_training = _counts(samples_by_state={"claimed": 8, "ready": 11})
-    assert progress_of(in_training, batch, 0.0, CONFIG).work is None
+    assert progress_of(in_training, batch).work is None
 
 
 def test_it_waits_for_the_loop_nearest_to_the_batch() -> None:
-    nothing, full = ReadySamples(count=0, oldest_created_at=None), ReadySamples(count=8, oldest_created_at=0.0)
     both = _counts(turns_by_state={"awaiting_next_state": 1, "judging": 2})
     one = _counts(turns_by_state={"awaiting_next_state": 1})
-    assert progress_of(both, full, 0.0, CONFIG).waiting_for().startswith("training to take the batch")
-    assert progress_of(both, nothing, 0.0, CONFIG).waiting_for().startswith("judging of 2 turns")
-    assert progress_of(one, nothing, 0.0, CONFIG).waiting_for().startswith("a next state for 1 turn (")
+    assert progress_of(both, FULL).waiting_for().startswith("training to take the batch")
+    assert progress_of(both, NOTHING).waiting_for().startswith("judging of 2 turns")
+    assert progress_of(one, NOTHING).waiting_for().startswith("a next state for 1 turn (")
 
 
 def test_a_warning_comes_each_interval_and_counts_from_the_last_progress() -> None:

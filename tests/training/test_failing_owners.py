@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from openclaw_rl.config import LoraConfig
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.cycle import TRAINING_STEP
@@ -85,6 +86,37 @@ def test_one_owners_lost_checkpoints_stop_nobody_else(
     give(store, "ann", 4, 5)
     assert loop.cycle()
     assert store.samples.steps()[-1].owner == "ann"
+
+
+@pytest.mark.parametrize(
+    ("lora", "words"),
+    [
+        ({"alpha": 16.0}, "it was trained with training.lora.alpha = 8, not 16"),
+        ({"rank": 2}, "training.lora differs from that of the checkpoint"),
+        ({"target_modules": ("q_proj",)}, "training.lora differs from that of the checkpoint"),
+    ],
+)
+def test_an_owner_whose_checkpoint_does_not_fit_training_lora_any_more_stops_nobody_else(
+    tmp_path: Path, store: Store, lora: dict[str, Any], words: str
+) -> None:
+    give(store, "ann", 0, 1)
+    work_off(make_loop(config_of(tmp_path), store))
+    give(store, "ann", 2, 3)
+    give(store, "bob", 10, 11)
+    other = LoraConfig(**{"rank": 4, "alpha": 8.0, "dropout": 0.2, **lora})
+    loop = make_loop(config_of(tmp_path, lora=other), store)
+    set_pause(loop, 60.0)
+    work_off(loop)
+    assert [step.owner for step in store.samples.steps()] == ["ann", "bob"]
+    waits = str(store.status.loops()[0].waiting_for)
+    assert words in waits
+    assert waits.endswith("begin anew with openclaw-rl policy rollback base --user ann")
+    assert store.versions.serving("ann").version == 1
+    store.versions.roll_back(0, "ann")  # as it says
+    loop._put_off.done("ann")
+    while loop.cycle():
+        pass
+    assert [step.owner for step in store.samples.steps()] == ["ann", "bob", "ann"]
 
 
 def test_one_owners_directory_that_cannot_be_written_stops_nobody_else(tmp_path: Path, store: Store) -> None:
@@ -239,15 +271,31 @@ def test_a_candidate_that_cannot_be_published_stops_its_owner_alone(tmp_path: Pa
     assert store.versions.serving("bob").version == 3
 
 
+def test_what_was_made_under_another_setting_waits_until_it_is_set_back(tmp_path: Path, store: Store) -> None:
+    """An owner's version must not be opened to everybody; the shared policy serves nobody while there are owners."""
+    give(store, "ann", 0, 1)
+    fill(store, 2, first=20)
+    owned, shared = config_of(tmp_path), make_config(tmp_path)
+    for config in (owned, shared):
+        loop = make_loop(config, store, fail=1)  # as if it had been killed before it published
+        set_pause(loop, 60.0)
+        work_off(loop)
+    assert [step.owner for step in store.samples.steps()] == ["ann", ""]
+    states = [[one.state for one in store.versions.all()][1:]]
+    for config in (owned, shared):
+        work_off(make_loop(config, store))
+        states.append([one.state for one in store.versions.all()][1:])
+    candidate, serving = VersionState.CANDIDATE, VersionState.SERVING
+    assert states == [[candidate, candidate], [serving, candidate], [serving, serving]]
+
+
 def test_an_owners_waiting_candidate_does_not_hold_the_shared_policy(tmp_path: Path, store: Store) -> None:
-    """`policies.per` was set back to none while a version of ann's waited, and it cannot be published still."""
+    """`policies.per` was set back to none while a version of ann's waited."""
     give(store, "ann", 0, 1)
     loop = make_loop(config_of(tmp_path), store, fail=99)
     set_pause(loop, 60.0)
     work_off(loop)
     fill(store, 2, first=20)
-    shared = make_loop(make_config(tmp_path), store, fail=1)
-    set_pause(shared, 60.0)
-    work_off(shared)
+    work_off(make_loop(make_config(tmp_path), store))
     assert [step.owner for step in store.samples.steps()] == ["ann", ""]
     assert [one.state for one in store.versions.all()][1:] == [VersionState.CANDIDATE, VersionState.SERVING]

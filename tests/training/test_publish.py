@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.config import Config, PoliciesConfig
+from openclaw_rl.policy_files import weights_of
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import (
     Engine,
     EngineError,
+    EngineOverloaded,
     EngineUnavailable,
     InvalidEngineRequest,
     UnreadableVersion,
@@ -20,6 +23,8 @@ from openclaw_rl.serving.engines.protocol import (
 from openclaw_rl.store import Store
 from openclaw_rl.testing.engine_server import engine_server
 from openclaw_rl.testing.scripted_engine import ScriptedEngine
+from openclaw_rl.training.checkpoint import save_checkpoint
+from openclaw_rl.training.loop import files_check
 from openclaw_rl.training.publish import (
     EnginePublisher,
     PublishError,
@@ -123,3 +128,55 @@ def test_a_version_that_was_given_up_while_it_was_loaded_does_not_serve(store: S
     assert candidates(store) == []
     (span,) = store.status.spans("publish")
     assert span.ended_at is not None
+
+
+FULL = [EngineOverloaded("4 policy versions are loaded, and all are in use")] * 1000
+
+
+def test_with_one_policy_a_place_is_waited_for(store: Store) -> None:
+    engine = FailingEngine(*FULL[:2])
+    (version,) = candidates(store)
+    with served(engine) as connect:
+        EnginePublisher(store, connect, timeout_s=30.0).publish(version, lambda: None)
+    assert engine.asked == 3
+    assert store.versions.serving().version == 1
+
+
+def test_a_sound_version_of_an_owners_serves_at_once_though_the_engine_has_no_place_for_it(store: Store) -> None:
+    engine = FailingEngine(*FULL)
+    (version,) = candidates(store)
+    checked: list[PolicyVersion] = []
+    with served(engine) as connect:
+        EnginePublisher(store, connect, timeout_s=30.0, check=checked.append).publish(version, lambda: None)
+    assert (engine.asked, checked) == (1, [version])
+    assert store.versions.serving().version == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"), [(InvalidEngineRequest("torn"), VersionRefused), (UnreadableVersion("torn"), PublishError)]
+)
+def test_an_owners_version_whose_files_are_not_sound_does_not_serve_for_lack_of_a_place(
+    store: Store, error: EngineError, raised: type[PublishError]
+) -> None:
+    def check(_version: PolicyVersion) -> None:
+        raise error
+
+    (version,) = candidates(store)
+    with served(FailingEngine(*FULL)) as connect, pytest.raises(raised, match="policy-v1: torn") as caught:
+        EnginePublisher(store, connect, timeout_s=30.0, check=check).publish(version, lambda: None)
+    assert type(caught.value) is raised
+    assert store.versions.serving().version == 0
+
+
+def test_with_owners_the_files_of_a_version_are_read_and_with_one_policy_they_need_not_be(tmp_path: Path) -> None:
+    assert files_check(Config(run_dir=tmp_path)) is None
+    check = files_check(Config(run_dir=tmp_path, policies=PoliciesConfig(per="user")))
+    assert check is not None
+    checkpoint = save_checkpoint(tiny_trainer(shaken=True), tmp_path, "run")
+    path = weights_of(checkpoint).directory
+    version = PolicyVersion(version=1, state=VersionState.CANDIDATE, path=str(path), step=1, created_at=1.0)
+    check(version)
+    weights = path / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1])
+    with pytest.raises(InvalidEngineRequest, match="is not the file that was written"):
+        check(version)

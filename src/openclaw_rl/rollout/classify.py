@@ -73,10 +73,9 @@ CHECKS: tuple[Check, ...] = (
     _tokens_fail_for(ExclusionReason.MISSING_TOKEN_IDS),
     _tokens_fail_for(ExclusionReason.MISSING_LOGPROBS),
     _tokens_fail_for(ExclusionReason.NONFINITE_LOGPROBS),
-    # At temperature 0 nothing was sampled: the likeliest token was taken, and a ratio of probabilities means nothing.
     Check(
         reason=ExclusionReason.GREEDY,
-        holds=lambda turn, _policy: turn.sampling.temperature == 0.0,
+        holds=lambda turn, _policy: turn.sampling.greedy,
     ),
     # Under top-p or top-k the trainer has to renormalise over the tokens that were kept, and so has to know them.
     Check(

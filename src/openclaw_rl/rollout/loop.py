@@ -19,6 +19,7 @@ from openclaw_rl.rollout.progress import Progress, StallWatch, progress_of
 from openclaw_rl.rollout.records import ConversationRecords
 from openclaw_rl.rollout.retries import RetrySearch, find_retry
 from openclaw_rl.rollout.samples import build_sample, kept_sample, zero_counts
+from openclaw_rl.rollout.waiting import waiting_samples
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import STORE_ERRORS, Patience
 from openclaw_rl.store.transitions import TurnGone
@@ -256,7 +257,7 @@ def _screened(store: Store, judgement: Judgement, turn: Turn) -> Judgement:
 
 
 def _progress(store: Store, config: Config, now: float) -> Progress:
-    return progress_of(store.status.counts(), store.samples.ready(), now, config.rollout)
+    return progress_of(store.status.counts(), waiting_samples(store, config, now))
 
 
 def _warn(stalled_s: float, progress: Progress) -> None:

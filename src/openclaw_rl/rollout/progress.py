@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from openclaw_rl.config import RolloutConfig
-from openclaw_rl.rollout.batches import batch_due
-from openclaw_rl.store.samples import ReadySamples
+from openclaw_rl.rollout.waiting import WaitingSamples
 from openclaw_rl.store.status import Counts
 from openclaw_rl.types import SampleState, TurnState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """What is there and what is missing at one moment; `why` is `batch_due`'s sentence."""
+    """What is there and what is missing at one moment; `why` is `WaitingSamples`' sentence."""
 
     awaiting: int
     judging: int
@@ -64,15 +62,14 @@ class Progress:
         }
 
 
-def progress_of(counts: Counts, ready: ReadySamples, now: float, config: RolloutConfig) -> Progress:
-    """The progress that these counts show at `now` (seconds since the epoch)."""
-    decision = batch_due(ready.count, ready.oldest_created_at, now, config)
+def progress_of(counts: Counts, waiting: WaitingSamples) -> Progress:
+    """The progress that these counts show, taken at one moment."""
     return Progress(
         awaiting=counts.turns_by_state.get(TurnState.AWAITING_NEXT_STATE.value, 0),
         judging=counts.turns_by_state.get(TurnState.JUDGING.value, 0),
-        ready=ready.count,
-        due=decision.due,
-        why=decision.why,
+        ready=waiting.count,
+        due=waiting.due,
+        why=waiting.why,
         reasons=counts.turns_by_reason,
         claimed=counts.samples_by_state.get(SampleState.CLAIMED.value, 0),
         trained=counts.samples_by_state.get(SampleState.TRAINED.value, 0),

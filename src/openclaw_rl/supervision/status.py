@@ -20,7 +20,7 @@ import psutil
 from sqlalchemy.exc import SQLAlchemyError
 
 from openclaw_rl.config_sources import load_json
-from openclaw_rl.rollout.batches import batch_due
+from openclaw_rl.rollout.waiting import waiting_samples
 from openclaw_rl.store import Store
 from openclaw_rl.store.migrations import StoreSchemaError
 from openclaw_rl.store.outage import NOT_RECORDED, REFUSED, WORDS, Outage
@@ -242,8 +242,8 @@ def _words(said: LoopStatus) -> str:
 
 
 def _progress(store: Store, run_dir: Path, now: float) -> Progress:
-    rollout = load_json(child_config_path(run_dir)).rollout
-    counts, ready, steps = store.status.counts(), store.samples.ready(), store.samples.steps()
+    config = load_json(child_config_path(run_dir))
+    counts, waiting, steps = store.status.counts(), waiting_samples(store, config, now), store.samples.steps()
     last = steps[-1] if steps else None
     return Progress(
         sessions=counts.sessions,
@@ -252,9 +252,9 @@ def _progress(store: Store, run_dir: Path, now: float) -> Progress:
         judgements=counts.judgements,
         hints=counts.hints,
         samples_by_state=counts.samples_by_state,
-        samples_ready=ready.count,
-        batch_size=rollout.batch_size,
-        due=batch_due(ready.count, ready.oldest_created_at, now, rollout).why,
+        samples_ready=waiting.count,
+        batch_size=config.rollout.batch_size,
+        due=waiting.why,
         version=store.versions.serving().name,
         steps=len(steps),
         last_step_at=last.created_at if last is not None else None,

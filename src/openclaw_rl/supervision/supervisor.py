@@ -31,6 +31,7 @@ from openclaw_rl.supervision.children import (
     loop_environment,
     loops_of,
 )
+from openclaw_rl.supervision.owners_fit import check_owners
 from openclaw_rl.supervision.ports import base_url, resolve_ports
 from openclaw_rl.supervision.process import TIED_TO_PARENT, die_with_parent, stop_event
 from openclaw_rl.supervision.readiness import ReadinessProbe, ready_within_s
@@ -99,8 +100,8 @@ class Supervisor:
         Call it from the main thread, to which the processes are tied.
 
         Raises:
-            ConfigError: if the directory is in use or cannot be written, a port cannot be bound, or the engine lacks
-                what the configuration needs; nothing was started then.
+            ConfigError: if the directory is in use or cannot be written, a port cannot be bound, the engine lacks
+                what the configuration needs, or no owner's policy fits it; nothing was started then.
         """
         with self._told_of_directory():
             self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -109,6 +110,7 @@ class Supervisor:
             self._end_leftovers()
             self._config = prepare(self._requested)
             self._check_model()
+            check_owners(self._config, self._say)
             check_engine(self._config, self._say)
             with self._told_of_directory():
                 self._prepare_files()

@@ -1,4 +1,8 @@
-"""Publishes what is committed: the oldest first, one owner's failure leaving the others alone."""
+"""Publishes what is committed: the oldest first, one owner's failure leaving the others alone.
+
+What was made under another `policies.per` waits until that is set back: owners' versions while there is one policy
+for all, and the shared policy's while there are owners.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +29,18 @@ class Candidates:
     """Versions that wait to be put into service, and what comes of it."""
 
     def __init__(
-        self, *, store: Store, publisher: Publisher, reporter: Reports, stop: threading.Event, put_off: PutOff
+        self,
+        *,
+        store: Store,
+        publisher: Publisher,
+        reporter: Reports,
+        stop: threading.Event,
+        put_off: PutOff,
+        owned: bool,
     ) -> None:
-        """`put_off` is told for whom a publication failed, and is to be tried again."""
+        """`put_off` is told for whom a publication failed and is tried again. `owned`: `policies.per` is set."""
         self._store = store
+        self._owned = owned
         self.publisher = publisher
         self._reporter = reporter
         self._stop = stop
@@ -62,7 +74,8 @@ class Candidates:
     def _next(self, failed: Set[str]) -> PolicyVersion | None:
         """The oldest candidate now: a rollback during the last publication may have given up those that waited."""
         held = failed | self._store.versions.pinned_owners() | self._put_off.owners()
-        return next((one for one in candidates(self._store) if one.owner not in held), None)
+        waiting = (one for one in candidates(self._store) if bool(one.owner) == self._owned)
+        return next((one for one in waiting if one.owner not in held), None)
 
     def _reject(self, version: PolicyVersion, error: VersionRefused) -> None:
         """Give up a version that the engine will never load, and go on from the last one that was not given up.

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
@@ -47,8 +48,8 @@ from openclaw_rl.training.own_disk import Directories
 from openclaw_rl.training.own_steps import OwnSteps
 from openclaw_rl.training.pruning import prune
 from openclaw_rl.training.publish import PUBLISH, Publisher, candidates
-from openclaw_rl.training.put_off import PutOff
-from openclaw_rl.training.recovery import NoIntactCheckpoint, resumable
+from openclaw_rl.training.put_off import PutOff, cure_of
+from openclaw_rl.training.recovery import resumable
 from openclaw_rl.training.step_rows import rows_of
 from openclaw_rl.training.trainer import StepOutcome, Trainer
 from openclaw_rl.training.turns_of_owners import Kept, KeptStates, Turns
@@ -99,7 +100,12 @@ class TrainingLoop:
         self._put_off = PutOff()
         self._directories = Directories(config.checkpoints_dir.resolve(), self._put_off)
         self._candidates = Candidates(
-            store=store, publisher=publisher, reporter=reporter, stop=stop, put_off=self._put_off
+            store=store,
+            publisher=publisher,
+            reporter=reporter,
+            stop=stop,
+            put_off=self._put_off,
+            owned=config.policies.owned,
         )
         self._turns = Turns(config, store, self._put_off)
 
@@ -205,7 +211,8 @@ class TrainingLoop:
 
         Mostly it is the one just trained. After a rollback, or a refusal by the gate or the engine, it is an earlier
         one: to train on from weights that nobody samples from would teach the policy by the answers of another.
-        Files of one owner's that cannot be read, or of which none is whole, stop nobody else.
+        Files of one owner's that cannot be read, of which none is whole, or that `training.lora` as it is now does
+        not fit, stop nobody else.
         """
         if owner == self._owner and self._store.versions.serving(owner).version == self._basis:
             return True
@@ -218,15 +225,10 @@ class TrainingLoop:
             self._restore(owner)
         except Pinned:
             return False  # while it was looked at
-        except UnreadablePolicy as error:
+        except (UnreadablePolicy, ConfigError) as error:
             if not owner:
                 raise
-            self._put_off.leave_alone(owner, f"{error.filename} to be readable ({error.strerror})", error)
-            return False
-        except NoIntactCheckpoint as error:
-            if not owner:
-                raise
-            self._put_off.leave_alone(owner, f"a person: {error}", error)
+            self._put_off.leave_alone(owner, cure_of(error, owner), error)
             return False
         self._owner = owner
         return True

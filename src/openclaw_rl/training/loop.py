@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,23 +15,24 @@ from openclaw_rl.config import Config, TrainingConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import load_causal_lm, load_tokenizer, resolve_model
 from openclaw_rl.serving.engines.factory import connect
-from openclaw_rl.serving.engines.protocol import Engine, EngineCapabilities
+from openclaw_rl.serving.engines.protocol import Engine, EngineCapabilities, InvalidEngineRequest
 from openclaw_rl.serving.engines.rendering import Renderer
+from openclaw_rl.serving.engines.weights_check import check_sound
 from openclaw_rl.store import Store
 from openclaw_rl.store.outage import Patience, StoppedInOutage
 from openclaw_rl.supervision.process import LoopReporter, ending_at_once, give_way
 from openclaw_rl.training.cycle import TRAINING_STEP, TrainingLoop
 from openclaw_rl.training.deaths import count_killed
 from openclaw_rl.training.plain_answers import plain_answers
-from openclaw_rl.training.publish import PAUSE_S, PUBLISH, EnginePublisher
+from openclaw_rl.training.publish import PAUSE_S, PUBLISH, EnginePublisher, FilesCheck
 from openclaw_rl.training.teacher_setup import teacher_of, teacher_prompt
 from openclaw_rl.training.trainer import Trainer
-from openclaw_rl.types import LoopName
+from openclaw_rl.types import LoopName, PolicyVersion
 
 
 def run(config: Config, stop: threading.Event) -> None:
     """The training process: one copy of the base and an adapter (or, without LoRA, two), until `stop` is set."""
-    _be_polite(config.training.threads, config.training.niceness)
+    _be_polite(config.training.threads, config.trainer_niceness)
     store = Store.open(config.store_path)
     try:
         with contextlib.suppress(StoppedInOutage):
@@ -52,6 +54,7 @@ def run(config: Config, stop: threading.Event) -> None:
             _connector(config),
             timeout_s=config.training.publish_timeout_s,
             pause_s=PAUSE_S if config.serving.on_update == "refuse" else 0.0,
+            check=files_check(config),
         )
         TrainingLoop(
             config=config,
@@ -125,6 +128,19 @@ def check_engine(config: Config) -> None:
         raise ConfigError(f"engine.kind = {config.engine.kind} loads no adapters: set training.use_lora = false")
     if not config.training.use_lora and not able.full_weights:
         raise ConfigError(f"engine.kind = {config.engine.kind} loads no whole models: set training.use_lora = true")
+
+
+def files_check(config: Config) -> FilesCheck | None:
+    """What is asked of an owner's version that the engine has no place for; None with one policy for all."""
+    if not config.policies.owned:
+        return None
+
+    def check(version: PolicyVersion) -> None:
+        if version.path is None:
+            raise InvalidEngineRequest(f"{version.name} has no path", param="path")
+        check_sound(Path(version.path))
+
+    return check
 
 
 def _connector(config: Config) -> Callable[[], Engine]:

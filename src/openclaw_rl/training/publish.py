@@ -55,17 +55,31 @@ class Publisher(Protocol):
         ...
 
 
+FilesCheck = Callable[[PolicyVersion], object]
+"""Reads a version's files as an engine does that is about to load them; raises what its `load_version` would."""
+
+
 class EnginePublisher:
     """Publishes through the engine protocol: load under the version's own name, then serve it."""
 
     def __init__(
-        self, store: Store, connect: Callable[[], Engine], *, timeout_s: float, pause_s: float = 0.0
+        self,
+        store: Store,
+        connect: Callable[[], Engine],
+        *,
+        timeout_s: float,
+        pause_s: float = 0.0,
+        check: FilesCheck | None = None,
     ) -> None:
         """`connect` makes a fresh engine adapter; each publication uses one and closes it.
 
-        `pause_s`: how long a publication waits for the gateway to turn everybody away (`serving.on_update`).
+        `pause_s`: how long a publication waits for the gateway to turn everybody away (`serving.on_update`). `check`:
+        given where the gateway loads a version for whoever asks for it (`policies.per`). There a version whose files
+        are sound serves without being loaded while the engine has no place for it: its owner may not be there, and
+        to wait for a place would keep everybody else's steps waiting.
         """
         self._store = store
+        self._check = check
         self._connect = connect
         self._timeout_s = timeout_s
         self._pause_s = pause_s
@@ -101,7 +115,7 @@ class EnginePublisher:
     async def _load_until_it_works(self, engine: Engine, version: PolicyVersion) -> None:
         while True:
             try:
-                await engine.load_version(version)
+                await self._load_or_check(engine, version)
             except (EngineUnavailable, EngineOverloaded):
                 await asyncio.sleep(RETRY_INTERVAL_S)
             except InvalidEngineRequest as error:
@@ -110,6 +124,15 @@ class EnginePublisher:
                 raise PublishError(f"the engine failed to load {version.name}: {error}") from error
             else:
                 return
+
+    async def _load_or_check(self, engine: Engine, version: PolicyVersion) -> None:
+        try:
+            await engine.load_version(version)
+        except EngineOverloaded as error:
+            if self._check is None:
+                raise
+            await asyncio.to_thread(self._check, version)
+            log.info("%s serves, and is loaded when it is asked for: now %s", version.name, error)
 
 
 def candidates(store: Store, owner: str | None = None) -> list[PolicyVersion]:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass
+
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.policy_files import UnreadablePolicy
+from openclaw_rl.training.recovery import NoIntactCheckpoint
 
 log = logging.getLogger(__name__)
 
@@ -55,3 +60,15 @@ class PutOff:
         """What is to be tried again for this owner, now or later; None where nothing is."""
         failed = self._failed.get(owner)
         return None if failed is None else failed.words
+
+
+def cure_of(error: UnreadablePolicy | ConfigError, owner: str) -> str:
+    """What has to come before an owner's policy can be trained on from its checkpoint, as `status` says it."""
+    if isinstance(error, UnreadablePolicy):
+        return f"{error.filename} to be readable ({error.strerror})"
+    if isinstance(error, NoIntactCheckpoint):
+        return f"a person: {error}"
+    return (
+        f"a person: {error}: set it back, or have this owner begin anew with "
+        f"openclaw-rl policy rollback base --user {shlex.quote(owner)}"
+    )

@@ -42,7 +42,7 @@ class Usable:
             return "too_long"
         if max(map(max, sequences)) >= self.vocabulary:
             return "unknown_token"
-        if sample.sampling.temperature <= 0.0:
+        if sample.sampling.greedy:
             return "greedy"
         if self.uses.reward and sample.reward is not None:
             return None

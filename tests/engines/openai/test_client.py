@@ -15,12 +15,13 @@ import pytest
 
 from openclaw_rl.policy_files import write_manifest
 from openclaw_rl.serving.engines.openai.client import OpenAIEngine, upstream_name
-from openclaw_rl.serving.engines.openai.features import Features
+from openclaw_rl.serving.engines.openai.features import Features, LearnsFromAnswers
 from openclaw_rl.serving.engines.protocol import (
     EngineError,
     EngineUnavailable,
     InvalidEngineRequest,
     UnknownVersion,
+    UnreadableVersion,
 )
 from openclaw_rl.types import FinishReason, PolicyVersion, VersionState
 from tests.engines.openai.upstream import EXACT, PLAIN, USAGE, Reply, Upstream, delta, exact, listening
@@ -310,6 +311,21 @@ def test_one_answer_that_went_another_way_changes_nothing_three_in_a_row_do() ->
         assert using(upstream.url, work) == [True, True, True, True, True, True, False, True]
 
 
+def test_what_answers_tell_is_told_on_and_what_is_in_doubt_is_not() -> None:
+    with listening(PLAIN, PLAIN, EXACT, PLAIN, PLAIN, PLAIN) as upstream:
+
+        async def work(engine: OpenAIEngine) -> list[bool | None]:
+            assert isinstance(engine, LearnsFromAnswers)
+            assert engine.url == upstream.url
+            found = []
+            for _ in range(6):
+                await ask(engine, request(temperature=1.0))
+                found.append(engine.told.get("token_ids"))
+            return found
+
+        assert using(upstream.url, work) == [None, None, True, True, True, False]
+
+
 def test_a_connection_that_was_closed_before_a_word_came_is_no_failure_the_first_time() -> None:
     with listening(EXACT, Reply(mute=True), EXACT, Reply(mute=True)) as upstream:
 
@@ -329,10 +345,20 @@ def test_an_upstream_that_loads_none_says_so() -> None:
         using(upstream.url, lambda engine: engine.load_version(VERSION))
 
 
+NO_ADAPTER = {"error": {"message": "Loading lora x failed: No adapter found for /x", "code": 404}}
+
+
+def test_an_upstream_that_does_not_see_the_files_is_not_one_that_loads_none() -> None:
+    seen = pytest.raises(UnreadableVersion, match=r"must see the same files .*No adapter found")
+    with listening(lora=Reply(status=404, body=NO_ADAPTER)) as upstream, seen:
+        using(upstream.url, lambda engine: engine.load_version(VERSION))
+
+
 @pytest.mark.parametrize(
     ("reply", "lora", "expected"),
     [
-        (EXACT, Reply(status=400, body={"message": "Both 'lora_name' and 'lora_path' must be provided."}), (1, 1, 1)),
+        (EXACT, Reply(status=404, body=NO_ADAPTER), (1, 1, 1)),
+        (EXACT, Reply(status=500, body={"error": {"message": "LoRA is not enabled. Use --enable-lora"}}), (1, 1, 0)),
         (EXACT, Reply(status=404, body={"detail": "Not Found"}), (1, 1, 0)),
         (EXACT, Reply(status=400, body={"error": "no such route"}), (1, 1, 0)),
         (PLAIN, Reply(status=405, body={}), (0, 0, 0)),

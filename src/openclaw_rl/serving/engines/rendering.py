@@ -14,8 +14,9 @@ Which of the two holds is found out once, by rendering a conversation with a sen
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -23,7 +24,7 @@ from jinja2 import TemplateError
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.serving.engines.protocol import InvalidEngineRequest
 from openclaw_rl.serving.engines.special_tokens import Hiding, SpecialTokens
-from openclaw_rl.serving.engines.tool_parser import CALL_CLOSE, CALL_OPEN
+from openclaw_rl.serving.engines.tool_parser import CALL_CLOSE, CALL_OPEN, is_text
 
 Json = dict[str, Any]
 
@@ -64,7 +65,8 @@ class Renderer:
             InvalidEngineRequest: a message cannot be rendered; `param` names the field.
         """
         hiding = self._special.hiding()
-        return hiding.encode(self._hidden_text(messages, tools, generation_prompt, hiding))
+        with _named(hiding):
+            return hiding.encode(self._hidden_text(messages, tools, generation_prompt, hiding))
 
     def render_text(
         self,
@@ -74,7 +76,8 @@ class Renderer:
     ) -> str:
         """The text that `render` turns into ids."""
         hiding = self._special.hiding()
-        return hiding.restore(self._hidden_text(messages, tools, generation_prompt, hiding))
+        with _named(hiding):
+            return hiding.restore(self._hidden_text(messages, tools, generation_prompt, hiding))
 
     def _hidden_text(
         self,
@@ -90,12 +93,7 @@ class Renderer:
         if not self.native_tools:
             plain = with_tools_as_text(plain, tools, self.default_system)
             tools = ()
-        try:
-            return self._apply(plain, tools, generation_prompt)
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
-            reason = hiding.restore(str(error))
-            message = f"the model's chat template cannot render these messages: {reason}"
-            raise InvalidEngineRequest(message, param="messages") from error
+        return self._apply(plain, tools, generation_prompt)
 
     def _apply(self, messages: list[Json], tools: Sequence[Mapping[str, Any]], generation_prompt: bool) -> str:
         rendered = self._tokenizer.apply_chat_template(
@@ -224,6 +222,17 @@ def _part(part: Any, where: str) -> str:
     return text
 
 
+@contextlib.contextmanager
+def _named(hiding: Hiding) -> Iterator[None]:
+    """Whatever keeps messages from being rendered is the client's error, and named as such."""
+    try:
+        yield
+    except (TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
+        reason = hiding.restore(str(error))
+        message = f"the model's chat template cannot render these messages: {reason}"
+        raise InvalidEngineRequest(message, param="messages") from error
+
+
 def _call(call: Any, where: str) -> Json:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -242,7 +251,7 @@ def _arguments(arguments: Any) -> Any:
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return arguments
-        return parsed if isinstance(parsed, dict) else arguments
+        return parsed if isinstance(parsed, dict) and is_text(json.dumps(parsed, ensure_ascii=False)) else arguments
     return arguments

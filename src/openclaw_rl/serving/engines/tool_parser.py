@@ -98,16 +98,26 @@ def read_call(body: str) -> dict[str, str] | None:
     """`{"name", "arguments"}` (arguments a JSON string) of what stands between the marks, None if it is no call."""
     try:
         value = json.loads(body)
-    except (json.JSONDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # no JSON, or a number that Python does not read, or nested too deeply
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    arguments = value.get("arguments", {})
-    if isinstance(arguments, str):
-        return {"name": value["name"], "arguments": arguments}
-    if not isinstance(arguments, dict):
+    name, arguments = value["name"], value.get("arguments", {})
+    if isinstance(arguments, dict):
+        spelled = json.dumps(arguments, ensure_ascii=False)
+        arguments = spelled if is_text(spelled) else json.dumps(arguments)
+    if not isinstance(arguments, str) or not is_text(name + arguments):
         return None
-    return {"name": value["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+    return {"name": name, "arguments": arguments}
+
+
+def is_text(value: str) -> bool:
+    """Whether it can be sent: JSON may spell half of a surrogate pair, which is no character."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _possible_start(text: str) -> int:

@@ -50,17 +50,7 @@ def check_weights(path: Path, base: Path) -> Weights:
         InvalidEngineRequest: the files are not what was written, hold NaN or infinity, or do not fit.
         UnreadableVersion: the system does not let us read a file, which may be sound.
     """
-    try:
-        weights = weights_of(path)
-        verify_manifest(_described(weights.directory))
-        if weights.kind is WeightsKind.LORA:
-            _check_plain(weights.directory)
-        shapes = _shapes(weights.directory)
-        _check_finite(weights.directory)
-    except UnreadablePolicy as error:
-        raise UnreadableVersion(str(error)) from error
-    except (OSError, ValueError) as error:
-        raise _unusable(f"the version's files cannot be used: {error}") from error
+    weights, shapes = _sound(path)
     base_shapes = _shapes(base)
     if weights.kind is WeightsKind.LORA:
         _check_adapter(shapes, base_shapes)
@@ -68,6 +58,15 @@ def check_weights(path: Path, base: Path) -> Weights:
         odd = sorted(name for name in {*shapes, *base_shapes} if shapes.get(name) != base_shapes.get(name))
         raise _unusable(f"the model does not fit the base in {odd[0]}")
     return weights
+
+
+def check_sound(path: Path) -> None:
+    """Return if the version at `path` is as it was written, and finite; whether it fits a base is not looked at.
+
+    Raises:
+        InvalidEngineRequest, UnreadableVersion: as `check_weights`.
+    """
+    _sound(path)
 
 
 def identify(path: Path) -> tuple[Weights, str]:
@@ -81,6 +80,21 @@ def identify(path: Path) -> tuple[Weights, str]:
         return weights, hashlib.sha256((_described(weights.directory) / MANIFEST).read_bytes()).hexdigest()
     except (OSError, ValueError) as error:
         raise _unusable(f"the version's files cannot be used: {error}") from error
+
+
+def _sound(path: Path) -> tuple[Weights, dict[str, Shape]]:
+    try:
+        weights = weights_of(path)
+        verify_manifest(_described(weights.directory))
+        if weights.kind is WeightsKind.LORA:
+            _check_plain(weights.directory)
+        shapes = _shapes(weights.directory)
+        _check_finite(weights.directory)
+    except UnreadablePolicy as error:
+        raise UnreadableVersion(str(error)) from error
+    except (OSError, ValueError) as error:
+        raise _unusable(f"the version's files cannot be used: {error}") from error
+    return weights, shapes
 
 
 def _described(directory: Path) -> Path:

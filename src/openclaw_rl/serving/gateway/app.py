@@ -7,7 +7,7 @@ import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass
 
 from fastapi import FastAPI
@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from openclaw_rl.config import Config
 from openclaw_rl.rollout.classify import exclusion_of
+from openclaw_rl.serving.engines.openai.features import LearnsFromAnswers
 from openclaw_rl.serving.engines.protocol import Engine
 from openclaw_rl.serving.engines.replicas.engine import ReplicatedEngine
 from openclaw_rl.serving.gateway import errors, namesakes
@@ -260,10 +261,19 @@ async def _readiness(services: Services) -> Response:
 
 def _replicas(services: Services) -> list[dict[str, object]]:
     """How each replica is; none where there is one engine."""
-    engine = services.engine
-    if isinstance(engine, RefusingEngine):
-        engine = engine.inner
+    engine = _behind(services.engine)
     return [asdict(one) for one in engine.report()] if isinstance(engine, ReplicatedEngine) else []
+
+
+def _upstreams(services: Services) -> dict[str, Mapping[str, bool]]:
+    """What answers have told of each upstream, by its URL: the engine's loop watches them, and sees no answers."""
+    engine = _behind(services.engine)
+    each = engine.inner if isinstance(engine, ReplicatedEngine) else (engine,)
+    return {one.url: one.told for one in each if isinstance(one, LearnsFromAnswers)}
+
+
+def _behind(engine: Engine) -> Engine:
+    return engine.inner if isinstance(engine, RefusingEngine) else engine
 
 
 def _record_state(services: Services) -> dict[str, object]:
@@ -282,6 +292,7 @@ async def _heartbeat(services: Services) -> None:
             "version": keeper.current,
             "turns_not_recorded": recorder.turns_not_recorded,
             "replicas": _replicas(services),
+            "upstreams": _upstreams(services),
         }
         if services.use_mark is not None:
             details["use_marks_failed"] = services.use_mark.failures

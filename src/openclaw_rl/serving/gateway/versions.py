@@ -62,6 +62,7 @@ class VersionKeeper:
         self._instance: str | None = None
         self._loaded: frozenset[int] = frozenset()
         self._noted: set[int] = set()  # loaded since the look that is under way began: its answer may lack them
+        self._owners = {BASE_VERSION: ""}  # whose the versions are that were seen in the engine; that never changes
         self._loading: asyncio.Task[None] | None = None
         self._current: int | None = None
         self._last: int | None = None  # what answered last of this instance, and may again while another is loaded
@@ -99,7 +100,7 @@ class VersionKeeper:
 
     @property
     def loaded(self) -> frozenset[int]:
-        """The versions that the engine has, as far as is known."""
+        """The versions that the engine has, as far as is known; with one policy for all, none that is somebody's."""
         return self._loaded
 
     def note_loaded(self, version: int) -> None:
@@ -243,6 +244,7 @@ class VersionKeeper:
                 self._health = None
                 self._lose(self._problem)
             return
+        loaded = await self._for_us(frozenset(health.loaded_versions))
         self._health_failures = 0
         self._health = health
         if health.instance_id != self._instance:
@@ -254,11 +256,33 @@ class VersionKeeper:
             self._noted.clear()  # whichever of the two had loaded it: loading it again does no harm
             self._lose("the engine was restarted")
         # The base only where it is there: see `_base_is_gone`.
-        self._loaded = frozenset(health.loaded_versions) | self._noted
+        self._loaded = loaded | self._noted
         if not health.ready:
             self._lose("the engine is loading the model")
         elif self._current is not None and self._current not in self._loaded:
             self._lose("the engine has let go of the version in service")
+
+    async def _for_us(self, loaded: frozenset[int]) -> frozenset[int]:
+        """Of the versions that the engine has, those that may be asked for here.
+
+        With one policy for all that is none of an owner's: an engine that outlives us may hold some of before, when
+        `policies.per` was set. Of one whose owner the record cannot say now that is not known, so it is left out.
+        """
+        if self._owned:
+            return loaded
+        if self._serving is not None:
+            self._owners[self._serving.version] = self._serving.owner
+        left_out: set[int] = set()
+        for number in loaded - self._owners.keys():
+            try:
+                version = await asyncio.to_thread(self._store.versions.get, number)
+            except STORE_ERRORS as error:
+                logger.warning("the record cannot say whose %s is (%s)", version_name(number), type(error).__name__)
+                left_out.add(number)
+            else:
+                if version is not None:
+                    self._owners[number] = version.owner
+        return frozenset(number for number in loaded - left_out if not self._owners.get(number))
 
     async def _load(self, serving: PolicyVersion) -> None:
         if not self.ready:

@@ -24,8 +24,8 @@ class AnswerText:
         return self._stop.stopped
 
     def feed(self, ids: Sequence[int]) -> Parsed:
-        """What `ids` complete."""
-        return self._parse(self._stop.feed(self._detokenizer.feed(ids)))
+        """What `ids` complete: one after the other, for of several at once the last may be half a character."""
+        return self._parse(self._stop.feed("".join([self._detokenizer.feed([token]) for token in ids])))
 
     def finish(self) -> Parsed:
         """Everything that was still held back."""

@@ -88,8 +88,8 @@ class Connection(asyncio.Protocol):
 
     @property
     def reusable(self) -> bool:
-        """Whether another exchange can follow."""
-        return self.complete and not self.lost and self._keep_alive
+        """Whether another exchange can follow; not on one that reads no more, for nobody took what is there."""
+        return self.complete and not self.lost and self._keep_alive and self._buffered <= HIGH_WATER_BYTES
 
     async def _more(self, timeout_s: float) -> None:
         if self.lost:

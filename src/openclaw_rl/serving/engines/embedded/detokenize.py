@@ -21,7 +21,7 @@ class IncrementalDetokenizer:
         self._shown = 0
 
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that `ids` complete; what may be half a UTF-8 character waits."""
+        """The text that `ids` complete; what may be half a UTF-8 character waits, of fewer than eight tokens."""
         self._ids += ids
         return self._take(last=False)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -230,11 +231,19 @@ class Scheduler:
             try:
                 use()
             except NonFiniteLogits as error:
-                if job.slot is not None:
-                    job.slot.clear()
-                job.fail(EngineError(f"policy version {job.version}: {error}"))
+                self._give_up(job, f"policy version {job.version}: {error}")
+            except Exception as error:  # noqa: BLE001 - what one answer cannot do ends none of the others
+                where = "".join(traceback.format_tb(error.__traceback__))  # without its words, which may quote a text
+                logger.error("a request failed: %s\n%s", type(error).__name__, where)
+                self._give_up(job, f"the engine cannot go on with this answer ({type(error).__name__})")
             if job.done:
                 self._leave(job)
+
+    @staticmethod
+    def _give_up(job: Job, why: str) -> None:
+        if job.slot is not None:
+            job.slot.clear()
+        job.fail(EngineError(why))
 
     def _leave(self, job: Job) -> None:
         self._active.remove(job)

@@ -39,7 +39,9 @@ from openclaw_rl.serving.engines.protocol import (
     ScoreRequest,
     ScoreResult,
     UnknownVersion,
+    UnreadableVersion,
 )
+from openclaw_rl.serving.engines.vllm.api import NOBODYS_ADAPTER
 from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class OpenAIEngine:
 
         `max_versions`: how many adapters are left there of those that were loaded here.
         """
+        self.url = url
         self._model = model
         self._raw_logprobs = raw_logprobs
         self._context_length = context_length
@@ -85,6 +88,7 @@ class OpenAIEngine:
         self._wording = wire.Wording()
         self._features = HOPED_FOR
         self._without = {"token_ids": 0, "logprobs": 0}  # answers in a row
+        self._told: dict[str, bool] = {}
         self._names: dict[int, str] = {BASE_VERSION: model}  # the one used longest ago first
         self._users: Counter[int] = Counter()
         self._listed: frozenset[str] | None = None
@@ -124,6 +128,11 @@ class OpenAIEngine:
     def features(self) -> Features:
         """What was found so far."""
         return self._features
+
+    @property
+    def told(self) -> Mapping[str, bool]:
+        """What answers have told, as `LearnsFromAnswers` has it."""
+        return dict(self._told)
 
     # --- chatting ------------------------------------------------------------------------------------------
 
@@ -195,6 +204,8 @@ class OpenAIEngine:
             self._without[name] = 0 if told else self._without[name] + 1
             lacking = self._without[name] >= DOUBTED or not getattr(self._wording, name)
             found[name] = told or (getattr(self._features, name) and not lacking)
+            if told or lacking:
+                self._told[name] = told
         self._features = replace(self._features, **found)
 
     def _eased(self, wording: wire.Wording, status: int, body: bytes) -> wire.Wording | None:
@@ -217,6 +228,7 @@ class OpenAIEngine:
 
         Raises:
             InvalidEngineRequest: it loads none, or not this one; or the files are not what was written.
+            UnreadableVersion: it does not see the files.
         """
         if version.version == BASE_VERSION:
             return
@@ -226,7 +238,7 @@ class OpenAIEngine:
             body = {"lora_name": name, "lora_path": version.path}
             response = await self._post("load_lora_adapter", body, self._load_timeout_s)
             if response.status_code in _NO_LIST:
-                raise InvalidEngineRequest("the upstream loads no versions (it has no load_lora_adapter)")
+                raise _not_found(response, version)
             if response.status_code != 200 and "already" not in response.text:
                 raise self._failure(response, model=name, version=BASE_VERSION)
         self._names[version.version] = name
@@ -309,8 +321,9 @@ class OpenAIEngine:
         )
         async for _ in self.chat(asked):
             pass
-        loads = await self._post("load_lora_adapter", {"lora_name": "", "lora_path": ""}, QUICK_S)
-        knows = loads.status_code in _MAY_BE_EASED and "lora" in loads.text.lower()
+        # Who loads adapters looks for this one in vain, and says so; a vLLM without --enable-lora fails otherwise.
+        loads = await self._post("load_lora_adapter", NOBODYS_ADAPTER, QUICK_S)
+        knows = loads.status_code in {*_MAY_BE_EASED, *_NO_LIST} and _speaks_of_adapters(loads)
         self._features = replace(self._features, lora_versions=knows)
         return self._features
 
@@ -375,6 +388,18 @@ def upstream_name(version: PolicyVersion) -> str:
     """The adapter's name upstream: the version's, and a mark of where it comes from, for others may count too."""
     mark = hashlib.sha256(f"{version.path}\0{version.created_at!r}".encode()).hexdigest()[:8]
     return f"{version.name}-{mark}"
+
+
+def _speaks_of_adapters(response: httpx.Response) -> bool:
+    """Whether a refusal is of an adapter, and not of the route."""
+    return "lora" in response.text.lower()
+
+
+def _not_found(response: httpx.Response, version: PolicyVersion) -> EngineError:
+    if not _speaks_of_adapters(response):
+        return InvalidEngineRequest("the upstream loads no versions (it has no load_lora_adapter)")
+    said = wire.parse_error(response.content).message
+    return UnreadableVersion(f"the upstream does not find {version.path}; it must see the same files ({said})")
 
 
 def _models_of(response: httpx.Response) -> dict[str, int | None]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from openclaw_rl.serving.engines.protocol import EngineCapabilities
 
@@ -42,6 +44,21 @@ class Features:
         if not self.lora_versions:
             return "served and judged; the upstream returns token ids and log-probabilities, but loads no versions"
         return "served, judged and trainable: the upstream returns token ids and log-probabilities, loads versions"
+
+
+@runtime_checkable
+class LearnsFromAnswers(Protocol):
+    """An adapter that goes on finding out what its upstream has, for those who see no answers themselves."""
+
+    @property
+    def url(self) -> str:
+        """The upstream's, as in `engine.urls`."""
+        ...
+
+    @property
+    def told(self) -> Mapping[str, bool]:
+        """What answers have told so far, of `token_ids` and of `logprobs`; nothing of what is in doubt yet."""
+        ...
 
 
 HOPED_FOR = Features(token_ids=True, logprobs=True, lora_versions=True)

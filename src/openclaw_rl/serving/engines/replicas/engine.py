@@ -85,6 +85,11 @@ class ReplicatedEngine:
         names = [field.name for field in fields(EngineCapabilities)]
         return EngineCapabilities(**{name: all(getattr(one, name) for one in each) for name in names})
 
+    @property
+    def inner(self) -> tuple[Engine, ...]:
+        """The engines themselves."""
+        return tuple(one.engine for one in self._replicas.values())
+
     def report(self) -> tuple[ReplicaReport, ...]:
         """How each replica is."""
         return tuple(

@@ -6,11 +6,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from openclaw_rl.serving.engines.installed import release
 from openclaw_rl.serving.engines.requirements import OTHER_DIRECTORY, Situation
 
 WRITTEN_FOR = "0.5.23"
 """The version of SGLang whose HTTP this adapter was written for, and tested with."""
-_OLDEST = (0, 5, 23)
+_POSSIBLE = f"SGLang {WRITTEN_FOR}, which this is made for and tested with, can be started as is needed"
 
 
 def unmet(info: Mapping[str, Any], situation: Situation, *, context: int) -> list[str]:
@@ -19,9 +20,6 @@ def unmet(info: Mapping[str, Any], situation: Situation, *, context: int) -> lis
     `context`: the tokens that it has to hold.
     """
     lacking = []
-    version = str(info.get("version", ""))
-    if _numbers(version) < _OLDEST:
-        lacking.append(f"SGLang {version or 'of unknown version'} is too old: {WRITTEN_FOR} is needed")
     length = info.get("context_length")
     if isinstance(length, int) and length < context:
         lacking.append(f"SGLang's --context-length is {length}, engine.context_length is {context}")
@@ -29,7 +27,7 @@ def unmet(info: Mapping[str, Any], situation: Situation, *, context: int) -> lis
         lacking += _unmet_by_adapters(info, situation)
     if info.get("skip_tokenizer_init"):
         lacking.append("SGLang was started with --skip-tokenizer-init: stop strings would not end an answer")
-    return lacking
+    return [*_unmet_by_version(info), *(f"{sentence} ({_POSSIBLE})" for sentence in lacking)]
 
 
 def another_model(info: Mapping[str, Any], path: str, directory: Path) -> str | None:
@@ -38,6 +36,16 @@ def another_model(info: Mapping[str, Any], path: str, directory: Path) -> str | 
     if not isinstance(served, str) or served == path or Path(served).expanduser().resolve() == directory.resolve():
         return None
     return served
+
+
+def _unmet_by_version(info: Mapping[str, Any]) -> list[str]:
+    version = str(info.get("version") or "")
+    if release(version) >= release(WRITTEN_FOR):
+        return []
+    return [
+        f"SGLang {version or 'of unknown version'} is too old: {WRITTEN_FOR} or newer is needed (made for and tested "
+        f"with {WRITTEN_FOR})"
+    ]
 
 
 def _unmet_by_adapters(info: Mapping[str, Any], situation: Situation) -> list[str]:
@@ -65,13 +73,3 @@ def _unmet_by_adapters(info: Mapping[str, Any], situation: Situation) -> list[st
         missing = ", ".join(sorted(set(lora.target_modules) - set(served)))
         lacking.append(f"SGLang's --lora-target-modules lacks {missing}")
     return lacking
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    """`0.5.23.post1` as (0, 5, 23)."""
-    numbers = []
-    for part in version.split(".")[:3]:
-        if not part.isdigit():
-            break
-        numbers.append(int(part))
-    return tuple(numbers)

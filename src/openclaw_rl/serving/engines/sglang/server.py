@@ -19,19 +19,28 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length, resolve_model
 from openclaw_rl.serving.engines.check import kind_in_service
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
+from openclaw_rl.serving.engines.installed import Package, check_installed
 from openclaw_rl.serving.engines.protocol import EngineHealth
 from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.sglang.client import SglangEngine, queue_length
-from openclaw_rl.serving.engines.sglang.requirements import another_model, unmet
+from openclaw_rl.serving.engines.sglang.requirements import WRITTEN_FOR, another_model, unmet
 from openclaw_rl.serving.engines.sglang.wire import RESERVED_TOKENS
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.ports import base_url, resolve_port
-from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.supervision.process import LoopReporter, ending_at_once
 from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
 
 DEFAULT_PYTHON = Path(".venv-sglang/bin/python")
+PACKAGE = Package(
+    name="SGLang",
+    module="sglang",
+    distributions=("sglang",),
+    made_for=WRITTEN_FOR,
+    remedy=f"install sglang=={WRITTEN_FOR} there (docs/13-engines.md), or set engine.sglang.python to another Python",
+)
+"""What the Python must have."""
 _SHARE_OF_SHUTDOWN = 0.25
 """Of supervisor.shutdown_timeout_s: the gateway's streams have ended before the engine is told to."""
 
@@ -40,7 +49,8 @@ def run(config: Config, stop: threading.Event) -> None:
     """Have SGLang serve until `stop` is set.
 
     Raises:
-        ConfigError: no Python with SGLang is there, or the server that runs lacks what this configuration needs.
+        ConfigError: no Python with SGLang is there, or an older one than we need, or the server that runs lacks what
+            this configuration needs.
         ExternalServerEnded: the server ended by itself, or was not ready in time.
     """
     store = Store.open(config.store_path)
@@ -57,6 +67,8 @@ def _server(config: Config) -> Iterator[tuple[str, RunningServer | None]]:
     if config.engine.urls:
         yield config.engine.urls[0], None
         return
+    with ending_at_once():
+        check_installed(PACKAGE, python_of(config))
     port = resolve_port(config.engine.host, 0, "engine")
     running = RunningServer(launch(config, port))
     try:

@@ -39,6 +39,14 @@ def connections_to(url: str) -> Connections:
     return Connections(address.hostname, address.port or 80, connect_timeout_s=_CONNECT_S)
 
 
+LOAD_LORA = "/v1/load_lora_adapter"
+NOBODYS_ADAPTER = {"lora_name": "openclaw-rl-asks", "lora_path": "/openclaw-rl/no/such/adapter"}
+
+
+class VllmTookTooLong(EngineError):
+    """It has not answered in time, and may still do what it was asked for."""
+
+
 class VllmApi:
     """One vLLM server; for one event loop. Every method raises `EngineError` and its subclasses."""
 
@@ -63,10 +71,18 @@ class VllmApi:
         """The answer to a request that is not streamed."""
         return await self._ask("POST", wire.GENERATE, body, self._request_timeout_s)
 
+    async def knows_adapters(self) -> bool:
+        """Whether it loads adapters, found out by one that nobody has. The route alone says nothing: it is there too
+        in a vLLM that was started without them, and fails.
+        """
+        if await self.status_of("GET", LOAD_LORA) != HTTPStatus.METHOD_NOT_ALLOWED:  # it takes POST
+            return False
+        return await self.status_of("POST", LOAD_LORA, NOBODYS_ADAPTER) == HTTPStatus.NOT_FOUND
+
     async def load_lora(self, name: str, path: Path) -> None:
         """Load an adapter under a new name; `path` is absolute."""
         body = {"lora_name": name, "lora_path": str(path)}
-        await self._ask("POST", "/v1/load_lora_adapter", body, self._load_timeout_s)
+        await self._ask("POST", LOAD_LORA, body, self._load_timeout_s)
 
     async def unload_lora(self, name: str) -> None:
         """Forget an adapter's name, if it is there; requests that have it go on."""
@@ -91,13 +107,10 @@ class VllmApi:
             raise unreachable(error) from error
         return found.group(1).decode() if found else None
 
-    async def max_lora_rank(self) -> int | None:
-        """The largest rank of an adapter, as its routes for developers say; None where they do not."""
-        info = await self._ask("GET", "/server_info?config_format=json", None, _SLOW_S)
-        config = info.get("vllm_config")
-        lora = config.get("lora_config") if isinstance(config, dict) else None
-        rank = lora.get("max_lora_rank") if isinstance(lora, dict) else None
-        return rank if isinstance(rank, int) else None
+    async def configuration(self) -> wire.Json:
+        """Its configuration, as its routes for developers say; empty where they do not."""
+        config = (await self._ask("GET", "/server_info?config_format=json", None, _SLOW_S)).get("vllm_config")
+        return config if isinstance(config, dict) else {}
 
     # --- whole models ------------------------------------------------------------------------------------------
 
@@ -176,5 +189,5 @@ def _object(data: bytes) -> wire.Json:
 def unreachable(error: Exception) -> EngineError:
     """Never reached, refused, or lost: worth another try. Too late: not."""
     if isinstance(error, TimeoutError):
-        return EngineError("vLLM took too long")
+        return VllmTookTooLong("vLLM took too long")
     return EngineUnavailable("vLLM cannot be reached" if isinstance(error, ConnectFailed) else "vLLM was lost")

@@ -17,5 +17,7 @@ CAPABILITIES = EngineCapabilities(
 here has them, one that somebody else has started is asked.
 """
 
+MADE_FOR = "0.32"
+"""The version of vLLM that this adapter was written for, and tested with."""
 EXTENSION = "openclaw_rl_in_vllm.WorkerExtension"
 """What vLLM's workers are given (`in_vllm`)."""

