@@ -84,7 +84,8 @@ def _ask(package: Package, python: Path, within_s: float) -> tuple[str | None, b
     except OSError as error:
         raise ConfigError(f"{python} cannot be run: {error.strerror}") from error
     try:
-        found = json.loads(done.stdout.strip().rpartition("\n")[2])  # the last line: a start may print others
+        last = done.stdout.strip().rpartition("\n")[2]  # an interpreter's start may print others before it
+        found = json.loads(last)
         return found["version"], found["importable"]
     except (ValueError, KeyError, TypeError) as error:
         said = (done.stderr or done.stdout).strip().rpartition("\n")[2][:_SHOWN]

@@ -251,7 +251,9 @@ def _arguments(arguments: Any) -> Any:
     if isinstance(arguments, str):
         try:
             parsed = json.loads(arguments)
+            return (
+                parsed if isinstance(parsed, dict) and is_text(json.dumps(parsed, ensure_ascii=False)) else arguments
+            )
         except (ValueError, RecursionError):
             return arguments
-        return parsed if isinstance(parsed, dict) and is_text(json.dumps(parsed, ensure_ascii=False)) else arguments
     return arguments

@@ -97,9 +97,12 @@ class ToolCallParser:
 def read_call(body: str) -> dict[str, str] | None:
     """`{"name", "arguments"}` (arguments a JSON string) of what stands between the marks, None if it is no call."""
     try:
-        value = json.loads(body)
+        return _function(json.loads(body))
     except (ValueError, RecursionError):  # no JSON, or a number that Python does not read, or nested too deeply
         return None
+
+
+def _function(value: Any) -> dict[str, str] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
     name, arguments = value["name"], value.get("arguments", {})
