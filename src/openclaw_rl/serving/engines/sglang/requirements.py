@@ -43,11 +43,13 @@ def unmet_by_swaps(info: Mapping[str, Any]) -> list[str]:
             "tell a token of the old weights as one of the new"
         )
     pipelines = info.get("pp_size")
-    if info.get("enable_pdmux") or (isinstance(pipelines, int) and pipelines > 1):
-        lacking.append(
-            "SGLang was started with --pp-size or --enable-pdmux, with which it does not pause: whole models could "
-            "not replace each other between two tokens"
-        )
+    unpaused = {"--pp-size": isinstance(pipelines, int) and pipelines > 1, "--enable-pdmux": info.get("enable_pdmux")}
+    lacking += [
+        f"SGLang was started with {option}, with which it does not pause: whole models could not replace each other "
+        "between two tokens"
+        for option, given in unpaused.items()
+        if given
+    ]
     return lacking
 
 
