@@ -149,13 +149,14 @@ class TestSglang(EngineContract):
         first one after."""
 
         async def scenario(engine: Engine) -> list[Stream]:
+            version = harness.full(scale=0.5)
             streams = []
             for number in range(4):
-                asked = request(f"{STORY} {number}", temperature=1.0, max_tokens=60)
+                asked = request(f"{STORY} {number}", temperature=1.0, max_tokens=200)
                 streams.append(Stream(engine, asked))
                 await streams[-1].reach(2)
             harness.changed = True
-            await engine.load_version(harness.full(scale=0.5))
+            await engine.load_version(version)
             return [await stream.end() for stream in streams]
 
         for stream in harness.run(scenario):
