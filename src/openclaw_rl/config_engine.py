@@ -42,7 +42,8 @@ class EngineConfig(Section):
     replicas: Count = 1
     """Engine processes of kind = embedded, each with a copy of the model; a session stays on one of them."""
     api_key: SecretStr | None = None
-    """kind = openai: the upstream's key; best in the environment, `OPENCLAW_RL_ENGINE__API_KEY`."""
+    """kind = openai: the upstream's key; kind = sglang: the `--api-key` of the one at `urls`. Best in the
+    environment, `OPENCLAW_RL_ENGINE__API_KEY`."""
     upstream_model: str | None = None
     """kind = openai: the model's name there."""
     upstream_logprobs: Literal["raw", "processed"] = "raw"
@@ -83,6 +84,8 @@ class EngineConfig(Section):
             )
         if self.kind == "scripted" and self.script is None:
             raise ValueError("engine.kind = scripted needs engine.script")
+        if self.api_key is not None and self.kind != "openai" and not (self.kind == "sglang" and self.urls):
+            raise ValueError("engine.api_key is only for engine.kind = openai, and for a SGLang at engine.urls")
         for name, kind in _ONLY_FOR.items():
             if self.kind != kind and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"engine.{name} is only for engine.kind = {kind}")
@@ -130,7 +133,6 @@ class EngineConfig(Section):
 _SEVERAL = "several vLLM are named in engine.urls with engine.kind = openai (docs/14-replicas.md)"
 _ONLY_FOR: Mapping[str, str] = {
     "script": "scripted",
-    "api_key": "openai",
     "upstream_model": "openai",
     "upstream_logprobs": "openai",
 }

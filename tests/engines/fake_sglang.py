@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,13 @@ Json = dict[str, Any]
 DRAWN = (40, 41, 42)
 """The ids of every answer."""
 
-FIT: Json = {"version": "0.5.23", "enable_lora": True, "context_length": 512, "sampling_mask_max_tokens": 64}
+FIT: Json = {
+    "version": "0.5.23",
+    "enable_lora": True,
+    "context_length": 512,
+    "sampling_mask_max_tokens": 64,
+    "disable_overlap_schedule": True,
+}
 
 
 @dataclass
@@ -39,6 +45,10 @@ class FakeSglang:
     """Where there is one, a list of the models is sent off only then, however old it is by that time."""
     holding: asyncio.Event | None = None
     """Where there is one, a request stays in the queue until it is set."""
+    after_first: asyncio.Event | None = None
+    """Where there is one, an answer goes on after its first token only then."""
+    key: str | None = None
+    """What it asks for, over HTTP."""
     generated: list[Json] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
 
@@ -114,6 +124,8 @@ class FakeSglang:
             await self.holding.wait()
         spans: list[Json] = []
         for number, token in enumerate(DRAWN):
+            if number == 1 and self.after_first is not None:
+                await self.after_first.wait()
             spans.append({"version": self.weights, "start": number, "end": number + 1})
             last = number == len(DRAWN) - 1
             meta = {
@@ -127,14 +139,32 @@ class FakeSglang:
             yield f"data: {json.dumps(piece)}\n\n"
         yield "data: [DONE]\n\n"
 
+    async def score(self, body: Json) -> Json:
+        """The log-probabilities of a prompt's tokens from a place on; there is none before it."""
+        self.generated.append(body)
+        if self.holding is not None:
+            await self.holding.wait()
+        _, *tokens = body["input_ids"][body["logprob_start_len"] :]
+        pairs = [[None, body["input_ids"][0], None], *([-token / 100, token, None] for token in tokens)]
+        return {"meta_info": {"weight_version": self.weights, "input_token_logprobs": pairs}}
+
 
 def create_fake(fake: FakeSglang) -> FastAPI:
     """Its HTTP."""
     app = FastAPI()
 
+    @app.middleware("http")
+    async def authorize(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+        if fake.key is not None and request.headers.get("authorization") != f"Bearer {fake.key}":
+            return JSONResponse({"error": "Unauthorized"}, status_code=401)
+        return await go_on(request)
+
     @app.post("/generate")
     async def generate(request: Request) -> Response:
-        return StreamingResponse(fake.answer(await request.json()), media_type="text/event-stream")
+        body = await request.json()
+        if not body["stream"]:
+            return JSONResponse(await fake.score(body))
+        return StreamingResponse(fake.answer(body), media_type="text/event-stream")
 
     @app.api_route("/{path:path}", methods=["GET", "POST"])
     async def other(path: str, request: Request) -> Response:

@@ -46,6 +46,8 @@ class FakeVllm:
     slow_adapter_s: float = 0.0
     sees_files: bool = True
     hold: asyncio.Event | None = None
+    hold_whole: asyncio.Event | None = None
+    """Where there is one, an answer that is not streamed (a score) is sent only then."""
     open: int = 0
     asked: list[Json] = field(default_factory=list)
     reloaded: list[str] = field(default_factory=list)
@@ -92,6 +94,8 @@ def create_fake(fake: FakeVllm) -> FastAPI:
         if body["model"] not in {"theirs", *fake.adapters}:
             return _error(404, "no such model")
         if not body.get("stream"):
+            if fake.hold_whole is not None:
+                await fake.hold_whole.wait()
             return JSONResponse(_whole(fake, body))
         return StreamingResponse(_stream(fake, body), media_type="text/event-stream")
 

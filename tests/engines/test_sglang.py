@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from openclaw_rl.config import Config, ModelConfig
 from openclaw_rl.models import resolve_model
 from openclaw_rl.serving.engines.protocol import Engine, InvalidEngineRequest, UnknownVersion
+from openclaw_rl.serving.engines.sglang.server import KEY_FILE
 from openclaw_rl.serving.engines.sglang.wire import adapter_name
 from openclaw_rl.serving.engines.weights_check import identify
 from openclaw_rl.types import PolicyVersion, VersionState
@@ -30,6 +32,7 @@ PYTHON = Path(__file__).resolve().parents[2] / ".venv-sglang-test/bin/python"
 ON_CPU = [
     *("--attention-backend", "torch_native", "--sampling-backend", "pytorch", "--lora-backend", "torch_native"),
     *("--mem-fraction-static", "0.3", "--max-total-tokens", "8192", "--skip-server-warmup"),
+    "--disable-overlap-schedule",  # as where whole models are trained: some are swapped here
 ]
 
 
@@ -105,7 +108,8 @@ class TestSglang(EngineContract):
                 "lora_path": name,
             }
             async with httpx.AsyncClient(base_url=url_of(harness), timeout=60, trust_env=False) as http:
-                answered = (await http.post("/generate", json=body)).status_code
+                with_key = {"authorization": f"Bearer {key_of(harness)}"}
+                answered = (await http.post("/generate", json=body, headers=with_key)).status_code
             await engine.unload_version(version.version)
             return answered
 
@@ -122,7 +126,7 @@ class TestSglang(EngineContract):
         harness.run(scenario)
 
     def test_a_server_elsewhere_is_used_as_it_is(self, harness: EngineHarness, tmp_path: Path) -> None:
-        attached = config_of(tmp_path, harness.model, urls=[url_of(harness)])
+        attached = config_of(tmp_path, harness.model, urls=[url_of(harness)], api_key=key_of(harness))
         asked = request("Name a river.", max_tokens=8)
         one = harness.run(lambda engine: answer(engine, asked))
         with EngineHarness(attached, harness.model, start_timeout_s=START_S) as other:
@@ -130,6 +134,39 @@ class TestSglang(EngineContract):
         assert one.ids == two.ids
         assert_close(one.logprobs, two.logprobs, harness.bounds.same)
         assert harness.run(lambda engine: engine.health()).ready, "who only used it does not end it"
+
+    def test_whoever_has_no_key_is_answered_nothing(self, harness: EngineHarness) -> None:
+        for path in ("/server_info", "/v1/models"):
+            assert httpx.get(url_of(harness) + path, trust_env=False).status_code == 401
+        for path in ("/generate", "/abort_request", "/pause_generation", "/update_weights_from_disk"):
+            page = {"origin": "http://page.test", "authorization": "Bearer guess"}
+            assert httpx.post(url_of(harness) + path, json={}, headers=page, trust_env=False).status_code == 401
+        key = key_of(harness)
+        assert not any(key in word for server in servers() for word in command_of(server))
+
+    def test_each_token_is_told_as_of_the_weights_that_drew_it(self, harness: EngineHarness) -> None:
+        """Streams that are at different places when the weights are replaced: to the last token before, and from the
+        first one after."""
+
+        async def scenario(engine: Engine) -> list[Stream]:
+            version = harness.full(scale=0.5)
+            streams = []
+            for number in range(4):
+                asked = request(f"{STORY} {number}", temperature=1.0, max_tokens=200)
+                streams.append(Stream(engine, asked))
+                await streams[-1].reach(2)
+            harness.changed = True
+            await engine.load_version(version)
+            return [await stream.end() for stream in streams]
+
+        for stream in harness.run(scenario):
+            boundary = stream.versions.count(0)
+            assert 2 <= boundary < len(stream.ids)
+            before = harness.transformers(None, stream)
+            assert_close(stream.logprobs[:boundary], before[:boundary], harness.bounds.transformers)
+            first = stream.logprobs[boundary]
+            assert first is not None
+            assert abs(first - before[boundary]) > harness.bounds.transformers, "the old weights drew it"
 
     def test_going_back_to_the_base_shares_nothing_with_what_was(self, harness: EngineHarness) -> None:
         """Whole weights and back: the same prompt again, whose prefix was computed by three sets of weights."""
@@ -173,6 +210,12 @@ def command_of(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def key_of(harness: EngineHarness) -> str:
+    """What SGLang asks for."""
+    key: str = json.loads((harness.config.run_dir / KEY_FILE).read_text())["api-key"]
+    return key
 
 
 def url_of(harness: EngineHarness) -> str:

@@ -17,7 +17,15 @@ from openclaw_rl.config import Config
 from openclaw_rl.models import load_causal_lm
 from openclaw_rl.policy_files import MODEL_DIR, write_manifest
 from openclaw_rl.serving.engines.embedded.app import serve
-from openclaw_rl.serving.engines.protocol import EngineOverloaded, EngineUnavailable, PromptRead, UnknownVersion
+from openclaw_rl.serving.engines.protocol import (
+    EngineError,
+    EngineOverloaded,
+    EngineUnavailable,
+    InvalidEngineRequest,
+    PromptRead,
+    ScoreRequest,
+    UnknownVersion,
+)
 from openclaw_rl.serving.engines.sglang.client import SglangEngine
 from openclaw_rl.types import PolicyVersion
 from tests.engines.fake_sglang import DRAWN, FakeSglang, create_fake
@@ -164,5 +172,111 @@ def test_while_weights_are_replaced_it_is_well_and_nobody_asks_it(tiny: Path, wh
             fake.updating.set()
             await loading
             assert (await engine.health()).loaded_versions == (0, 7), "the base is on its way out"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_an_adapter_draws_over_other_weights_is_not_told_as_its_versions(
+    tiny: Path, adapters: dict[int, PolicyVersion], whole: PolicyVersion, fails: bool
+) -> None:
+    """A whole model takes the base's place, or its files were read in part and the way back failed, too."""
+
+    async def scenario() -> None:
+        fake = FakeSglang(after_first=asyncio.Event())
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(adapters[1])
+            stream = Stream(engine, request("Hi", version=1, max_tokens=3))
+            await stream.reach(1)
+            await replace(fake, engine, whole, fails=fails)
+            assert fake.after_first is not None
+            fake.after_first.set()
+            await stream.end()
+            assert (stream.ids, stream.versions) == (DRAWN, (1,) * 3), "the text goes on"
+            assert stream.logprobs == (-0.5, None, None)
+
+    run(scenario)
+
+
+def test_what_is_drawn_after_a_failed_replacement_is_not_told_as_the_version_before(
+    tiny: Path, whole: PolicyVersion
+) -> None:
+    async def scenario() -> None:
+        fake = FakeSglang(after_first=asyncio.Event())
+        async with engine_for(fake, tiny) as engine:
+            stream = Stream(engine, request("Hi", max_tokens=3))
+            await stream.reach(1)
+            await replace(fake, engine, whole, fails=True)
+            assert fake.after_first is not None
+            fake.after_first.set()
+            await stream.end()
+            assert (stream.ids, stream.versions) == (DRAWN, (0,) * 3)
+            assert stream.logprobs == (-0.5, None, None)
+            await engine.load_version(whole)
+            answered = await answer(engine, request("Hi", version=7, max_tokens=3))
+            assert (answered.versions, answered.logprobs) == ((7,) * 3, (-0.5,) * 3)
+
+    run(scenario)
+
+
+async def replace(fake: FakeSglang, engine: SglangEngine, version: PolicyVersion, *, fails: bool) -> None:
+    """Put a whole model in the place of what is there; or fail over it, so that nobody knows what is there."""
+    if not fails:
+        await engine.load_version(version)
+        return
+    fake.fails["/update_weights_from_disk"] = EngineError("Failed to update weights: no space left")
+    with pytest.raises(EngineError, match="no space left"):
+        await engine.load_version(version)
+    del fake.fails["/update_weights_from_disk"]
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize("fails", [False, True])
+def test_scores_of_other_weights_are_told_for_no_version(
+    tiny: Path, adapters: dict[int, PolicyVersion], whole: PolicyVersion, version: int, fails: bool
+) -> None:
+    async def scenario() -> None:
+        fake = FakeSglang()
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(adapters[1])
+            asked = ScoreRequest(ids=(7, 8, 9), start=2, version=version)
+            assert (await engine.score(asked)).logprobs == (-0.09,)
+            fake.holding = asyncio.Event()
+            scoring = asyncio.create_task(engine.score(asked))
+            await until(lambda: len(fake.generated) == 2)
+            await replace(fake, engine, whole, fails=fails)
+            fake.holding.set()
+            with pytest.raises(UnknownVersion):
+                await scoring
+
+    run(scenario)
+
+
+def test_a_server_that_draws_ahead_of_what_it_has_told_gets_no_whole_model(
+    tiny: Path, adapters: dict[int, PolicyVersion], whole: PolicyVersion
+) -> None:
+    """With overlap a pass over the old weights is counted only after the pause, as if the new ones had drawn it."""
+
+    async def scenario() -> None:
+        fake = FakeSglang(info={"disable_overlap_schedule": False}, weights="somebody's")
+        async with engine_for(fake, tiny) as engine:
+            fake.asked.clear()
+            with pytest.raises(InvalidEngineRequest, match="--disable-overlap-schedule"):
+                await engine.load_version(whole)
+            assert fake.asked == []
+            await engine.load_version(adapters[1])
+            assert (await engine.health()).loaded_versions == (0, 1), "over the base, which was put back"
+
+    run(scenario)
+
+
+def test_the_key_of_a_server_is_sent_with_every_question(tiny: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeSglang(key="k1")
+        async with engine_for(fake, tiny, engine={"api_key": "k1"}) as engine:
+            assert (await answer(engine, request(max_tokens=3))).ids == DRAWN
+        with pytest.raises(InvalidEngineRequest, match="Unauthorized"):
+            async with engine_for(fake, tiny, engine={"api_key": "k2"}):
+                pass
 
     run(scenario)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
@@ -21,12 +21,21 @@ class Words:
         return "".join(WORDS[token] for token in ids if token != END)
 
 
-def reply(*, version: int = 0, stop: tuple[str, ...] = (), tools: bool = False, truncated: bool = False) -> Reply:
+def reply(
+    *,
+    version: int = 0,
+    stop: tuple[str, ...] = (),
+    tools: bool = False,
+    truncated: bool = False,
+    doubted: Collection[str] = (),
+) -> Reply:
     return Reply(
         AnswerText(Words(), stop=stop, has_tools=tools),
         version=version,
-        weights=None if version else "default",
+        weights="default",
+        adapted=version > 0,
         known={"default": 0, "policy-v3.aa": 3},
+        doubted=doubted,
         end_tokens={END},
         truncated=truncated,
     )
@@ -123,9 +132,39 @@ def test_an_answer_whose_drawer_is_not_told_is_an_error() -> None:
         one.take(chunk(2, total=2, weights="policy-v3.aa", reason=FinishReason.LENGTH))
 
 
-def test_an_adapters_tokens_are_its_own_whatever_the_weights_are_called() -> None:
+def logprobs(events: Sequence[ChatEvent]) -> tuple[float | None, ...]:
+    return tuple(one for event in events if isinstance(event, TokensDrawn) for one in event.logprobs)
+
+
+def test_an_adapters_tokens_are_nobodys_once_other_weights_lie_beneath_it() -> None:
+    """They come as they are drawn all the same, and many of them without a number are no broken model."""
     one = reply(version=4)
-    assert told(one.take(chunk(1, total=1, weights="policy-v9.aa")))[1] == (4,)
+    assert logprobs(one.take(chunk(1, total=1))) == (-0.5,)
+    after = one.take(chunk(1, 2, 3, total=4, weights="policy-v9.aa"))
+    assert (told(after), logprobs(after)) == (((1, 2, 3), (4, 4, 4), "abc"), (None,) * 3)
+    spans = (Span(name="default", start=0, end=1), Span(name="policy-v9.aa", start=1, end=5))
+    last = one.take(chunk(END, total=5, weights="policy-v9.aa", reason=FinishReason.STOP, spans=spans))
+    assert (told(last), logprobs(last)) == (((END,), (4,), ""), (None,))
+    assert isinstance(last[-1], Finished)
+
+
+@pytest.mark.parametrize("version", [0, 4])
+def test_tokens_are_nobodys_once_the_name_of_the_weights_is_doubted(version: int) -> None:
+    doubted = set[str]()
+    one = reply(version=version, doubted=doubted)
+    assert logprobs(one.take(chunk(1, total=1))) == (-0.5,)
+    doubted.add("default")
+    after = one.take(chunk(2, total=2))
+    assert (told(after), logprobs(after)) == (((2,), (version,), "b"), (None,))
+
+
+def test_of_a_doubted_name_and_a_new_one_only_the_new_ones_tokens_are_told() -> None:
+    doubted = {"default"}
+    one = reply(doubted=doubted)
+    one.take(chunk(1, total=1, weights="policy-v3.aa"))
+    spans = (Span(name="default", start=0, end=1), Span(name="policy-v3.aa", start=1, end=2))
+    last = one.take(chunk(END, total=2, weights="policy-v3.aa", reason=FinishReason.STOP, spans=spans))
+    assert (told(last), logprobs(last)) == (((1, END), (0, 3), ""), (None, -0.5))
 
 
 def test_kept_sets_are_told_where_they_are_known() -> None:

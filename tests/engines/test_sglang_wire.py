@@ -174,16 +174,16 @@ def test_how_answers_end() -> None:
         reason({"type": "abort", "message": "out of memory", "status_code": 503})
 
 
-def test_versions_of_tokens_come_from_the_spans() -> None:
+def test_who_drew_a_token_comes_from_the_spans() -> None:
     spans = [wire.Span(name="default", start=0, end=2), wire.Span(name="policy-v3.0af1", start=2, end=5)]
     known = {"default": 0, "policy-v3.0af1": 3}
-    assert wire.versions_of(spans, 5, known) == (0, 0, 3, 3, 3)
-    assert wire.versions_of(spans, 3, known) == (0, 0, 3)
+    assert wire.drawers_of(spans, 5, known) == ("default",) * 2 + ("policy-v3.0af1",) * 3
+    assert wire.drawers_of(spans, 3, known) == ("default",) * 2 + ("policy-v3.0af1",)
     for wrong in (spans[:1], spans[1:], spans[::-1]):
         with pytest.raises(EngineError):
-            wire.versions_of(wrong, 5, known)
+            wire.drawers_of(wrong, 5, known)
     with pytest.raises(EngineError, match="somebody else"):
-        wire.versions_of(spans, 5, {"default": 0})
+        wire.drawers_of(spans, 5, {"default": 0})
 
 
 def test_names_hold_what_they_name_and_those_of_weights_are_new_each_time() -> None:
@@ -281,14 +281,33 @@ def test_what_a_server_lacks_is_named(changed: dict[str, Any], named: str) -> No
     assert "0.5.23" in sentence, "the version that has it"
 
 
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"disable_overlap_schedule": False}, "--disable-overlap-schedule"),
+        ({"pp_size": 2}, "--pp-size"),
+        ({"enable_pdmux": True}, "--enable-pdmux"),
+    ],
+)
+def test_what_is_in_the_way_of_swaps_is_named_where_there_will_be_some(changed: dict[str, Any], named: str) -> None:
+    trained = Config.model_validate({"training": {"use_lora": False, "lr": 1e-5}})
+    fit = {**FIT, "disable_overlap_schedule": True, "pp_size": 1, "enable_pdmux": False}
+    assert lacks({**fit, **changed}) == []
+    for config, in_service in ((trained, None), (Config(), WeightsKind.FULL)):
+        assert lacks(fit, config, in_service) == []
+        (sentence,) = lacks({**fit, **changed}, config, in_service)
+        assert named in sentence
+
+
 @pytest.mark.parametrize("training", [{"enabled": False}, {"use_lora": False, "lr": 1e-5}])
 def test_who_does_not_train_adapters_needs_none(training: dict[str, Any]) -> None:
     config = Config.model_validate({"training": training})
-    assert lacks({**FIT, "enable_lora": False}, config) == []
-    assert lacks({**FIT, "version": "0.6.0.post1", "lora_target_modules": ["all"]}) == []
-    (sentence,) = lacks({**FIT, "enable_lora": False}, config, WeightsKind.LORA)
+    fit = {**FIT, "disable_overlap_schedule": True}
+    assert lacks({**fit, "enable_lora": False}, config) == []
+    assert lacks({**fit, "version": "0.6.0.post1", "lora_target_modules": ["all"]}) == []
+    (sentence,) = lacks({**fit, "enable_lora": False}, config, WeightsKind.LORA)
     assert "the adapters of this run_dir" in sentence
-    assert lacks({**FIT, "max_lora_rank": 1}, config, WeightsKind.LORA) == [], "whoever made it knows its rank"
+    assert lacks({**fit, "max_lora_rank": 1}, config, WeightsKind.LORA) == [], "whoever made it knows its rank"
 
 
 def test_owners_need_adapters_also_where_nothing_is_trained() -> None:

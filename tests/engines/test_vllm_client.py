@@ -420,6 +420,51 @@ def test_a_whole_model_is_swapped_while_its_streams_wait(tiny: Path, tmp_path: P
     run(scenario)
 
 
+@pytest.mark.parametrize("back", [False, True])
+def test_what_an_adapter_draws_over_another_model_is_not_told_as_its_versions(
+    tiny: Path, tmp_path: Path, back: bool
+) -> None:
+    """Also when the base, by its old name, is there again: in between it may have drawn over the other one."""
+
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            adapter = lora(tmp_path, 1)
+            await engine.load_version(adapter)
+            fake.hold = asyncio.Event()
+            stream = Stream(engine, request(version=1, max_tokens=3))
+            await stream.reach(1)
+            await engine.load_version(whole(tmp_path, 4))
+            if back:
+                await engine.load_version(adapter)
+                assert fake.label == "default"
+            fake.hold.set()
+            await stream.end()
+            assert (stream.ids, stream.versions) == (DRAWN, (1, 1, 1)), "the text goes on"
+            assert stream.logprobs == (-0.5, None, None)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_scores_over_another_model_are_told_for_no_version(tiny: Path, tmp_path: Path, version: int) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(lora(tmp_path, 1))
+            asked = ScoreRequest(ids=(7, 8, 9), start=2, version=version)
+            assert (await engine.score(asked)).logprobs == (-0.09,)
+            seen, fake.hold_whole = len(fake.asked), asyncio.Event()
+            scoring = asyncio.create_task(engine.score(asked))
+            await until(lambda: len(fake.asked) > seen)
+            await engine.load_version(whole(tmp_path, 4))
+            fake.hold_whole.set()
+            with pytest.raises(UnknownVersion):
+                await scoring
+
+    run(scenario)
+
+
 def _fields(version: PolicyVersion) -> dict[str, Any]:
     return {name: getattr(version, name) for name in ("version", "state", "path", "step", "created_at")}
 

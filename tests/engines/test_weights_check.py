@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from openclaw_rl.models import load_causal_lm
 from openclaw_rl.policy_files import MODEL_DIR, WeightsKind, write_manifest
-from openclaw_rl.serving.engines.protocol import InvalidEngineRequest, UnreadableVersion
+from openclaw_rl.serving.engines.protocol import EngineError, InvalidEngineRequest, UnreadableVersion
 from openclaw_rl.serving.engines.weights_check import check_weights, identify
 from openclaw_rl.types import PolicyVersion
 from tests.engines.support import write_adapter
@@ -23,6 +25,72 @@ def test_what_fits_passes(tiny: Path, adapters: dict[int, PolicyVersion], tmp_pa
     load_causal_lm(tiny).save_pretrained(tmp_path / MODEL_DIR)
     write_manifest(tmp_path / MODEL_DIR, {})
     assert check_weights(tmp_path / MODEL_DIR, tiny).kind is WeightsKind.FULL
+
+
+def base_with(tiny: Path, target: Path, more: Mapping[str, torch.Tensor] | None = None, left_out: str = "") -> Path:
+    """The model's files as a repository may have them: with more in them than the model has, or less."""
+    shutil.copytree(tiny, target)
+    file = target / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(file).items() if name != left_out}
+    save_file({**tensors, **(more or {})}, file)
+    return target
+
+
+BESIDE = {
+    "lm_head.weight": torch.zeros(2, 2),
+    "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4),
+    "mtp.fc.weight": torch.zeros(2, 2),
+    "model.layers.99.mlp.up_proj.weight": torch.zeros(2, 2),
+}
+
+
+def whole_of(tiny: Path, target: Path, changed: Mapping[str, torch.Tensor] | None = None) -> Path:
+    """A version as the trainer writes one; `changed`: tensors that it has instead."""
+    load_causal_lm(tiny).save_pretrained(target)
+    file = target / "model.safetensors"
+    save_file({**load_file(file), **(changed or {})}, file)
+    write_manifest(target, {})
+    return target
+
+
+def test_what_a_base_has_beside_its_model_is_not_missed_in_a_version(
+    tiny: Path, adapters: dict[int, PolicyVersion], tmp_path: Path
+) -> None:
+    """Repositories hold tied, computed and foretelling tensors, which Transformers does not write."""
+    base = base_with(tiny, tmp_path / "base", BESIDE)
+    assert json.loads((base / "config.json").read_text())["tie_word_embeddings"]
+    assert check_weights(whole_of(tiny, tmp_path / MODEL_DIR), base).kind is WeightsKind.FULL
+    assert check_weights(Path(adapters[1].path or ""), base).kind is WeightsKind.LORA
+
+
+def test_what_its_model_has_is_missed(tiny: Path, tmp_path: Path) -> None:
+    """It would keep the values of the version before; and what the base has not, nobody would read."""
+    version = whole_of(tiny, tmp_path / "one" / MODEL_DIR)
+    untied = base_with(tiny, tmp_path / "untied", {"lm_head.weight": torch.zeros(2, 2)})
+    config = json.loads((untied / "config.json").read_text())
+    (untied / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": False}))
+    for base, named in (
+        (untied, "lm_head.weight"),
+        (base_with(tiny, tmp_path / "more", {"model.odd.weight": torch.zeros(2)}), "model.odd.weight"),
+        (base_with(tiny, tmp_path / "less", left_out="model.norm.weight"), "model.norm.weight"),
+    ):
+        with pytest.raises(InvalidEngineRequest, match=f"does not fit the base in {named}"):
+            check_weights(version, base)
+    other = whole_of(tiny, tmp_path / "two" / MODEL_DIR, {"model.norm.weight": torch.zeros(3)})
+    with pytest.raises(InvalidEngineRequest, match=r"does not fit the base in model\.norm\.weight"):
+        check_weights(other, tiny)
+
+
+def test_a_base_whose_shapes_cannot_be_read_is_named_and_no_version_is_at_fault(
+    tiny: Path, adapters: dict[int, PolicyVersion], tmp_path: Path
+) -> None:
+    pickled, torn = tmp_path / "pickled", base_with(tiny, tmp_path / "torn")
+    pickled.mkdir()
+    (torn / "model.safetensors").write_bytes(b"?" * 20)
+    for base in (pickled, torn):
+        with pytest.raises(EngineError, match=r"the base \(model\.path\)") as caught:
+            check_weights(Path(adapters[1].path or ""), base)
+        assert not isinstance(caught.value, InvalidEngineRequest)
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,11 @@ class RunningServer:
         logger.info("started %s, pid %d", server.name, self._process.pid)
 
     @property
+    def pid(self) -> int:
+        """Its process, which leads its group."""
+        return self._process.pid
+
+    @property
     def exit_code(self) -> int | None:
         """How it ended; None while it runs."""
         return self._process.poll()

@@ -1,17 +1,19 @@
 """A version's files, looked at before an engine that is not ours reads them: a server that trips over them may die.
 
-Whole (the manifest), finite, and of the base's shapes.
+Whole (the manifest), finite, and of the base's shapes. A base's files may hold more than its model has: what
+Transformers leaves out when it writes the model (`_beside_the_model`) is not missed in a version.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from openclaw_rl.policy_files import (
     ADAPTER_DIR,
@@ -24,7 +26,7 @@ from openclaw_rl.policy_files import (
     verify_manifest,
     weights_of,
 )
-from openclaw_rl.serving.engines.protocol import InvalidEngineRequest, UnreadableVersion
+from openclaw_rl.serving.engines.protocol import EngineError, InvalidEngineRequest, UnreadableVersion
 
 _PREFIX, _DOWN, _UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 _PLAIN: Mapping[str, Any] = {
@@ -38,6 +40,9 @@ _PLAIN: Mapping[str, Any] = {
 }
 """What a plain LoRA adapter's configuration says, where it says anything."""
 
+_COMPUTED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+_LAYER = re.compile(r"model\.layers\.([0-9]+)\.")
+
 Shape = tuple[int, ...]
 
 
@@ -49,14 +54,14 @@ def check_weights(path: Path, base: Path) -> Weights:
     Raises:
         InvalidEngineRequest: the files are not what was written, hold NaN or infinity, or do not fit.
         UnreadableVersion: the system does not let us read a file, which may be sound.
+        EngineError: the base's files do not say its shapes: nothing is wrong with the version.
     """
     weights, shapes = _sound(path)
-    base_shapes = _shapes(base)
+    base_shapes = _shapes_of_base(base)
     if weights.kind is WeightsKind.LORA:
         _check_adapter(shapes, base_shapes)
-    elif shapes != base_shapes:
-        odd = sorted(name for name in {*shapes, *base_shapes} if shapes.get(name) != base_shapes.get(name))
-        raise _unusable(f"the model does not fit the base in {odd[0]}")
+    else:
+        _check_whole(shapes, base_shapes, base)
     return weights
 
 
@@ -92,7 +97,7 @@ def _sound(path: Path) -> tuple[Weights, dict[str, Shape]]:
         _check_finite(weights.directory)
     except UnreadablePolicy as error:
         raise UnreadableVersion(str(error)) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise _unusable(f"the version's files cannot be used: {error}") from error
     return weights, shapes
 
@@ -118,6 +123,66 @@ def _check_adapter(shapes: Mapping[str, Shape], base: Mapping[str, Shape]) -> No
         whole = base.get(f"{layer}.weight")
         if down is None or up is None or whole != (up[0], down[1]) or up[1] != down[0]:
             raise _unusable(f"the adapter does not fit the model's layer {layer}")
+
+
+def _check_whole(shapes: Mapping[str, Shape], base_shapes: Mapping[str, Shape], base: Path) -> None:
+    """Every tensor has its like in the base; and none of the model's is missing, which would keep its old values."""
+    odd = {name for name, shape in shapes.items() if shape != base_shapes.get(name)}
+    missing = base_shapes.keys() - shapes.keys()
+    if missing:
+        odd |= missing - _beside_the_model(missing, _config_of(base))
+    if odd:
+        raise _unusable(f"the model does not fit the base in {min(odd)}")
+
+
+def _beside_the_model(names: Collection[str], config: Mapping[str, Any]) -> set[str]:
+    """Those of a base's tensors that are none of its model's own parameters, and that engines pass over, too:
+
+    - `lm_head.weight` where the configuration ties it to the embeddings;
+    - the tables of rotary positions (`rotary_emb.inv_freq`, `cos_cached`, `sin_cached`), which are computed;
+    - the layers that only predict tokens ahead (`mtp.*`, and layers beyond `num_hidden_layers`).
+    """
+    layers = config.get("num_hidden_layers")
+
+    def is_beside(name: str) -> bool:
+        layer = _LAYER.match(name)
+        return (
+            (name == "lm_head.weight" and bool(config.get("tie_word_embeddings")))
+            or name.endswith(_COMPUTED)
+            or name.startswith("mtp.")
+            or (layer is not None and isinstance(layers, int) and int(layer[1]) >= layers)
+        )
+
+    return {name for name in names if is_beside(name)}
+
+
+def _config_of(base: Path) -> Mapping[str, Any]:
+    """What the base's configuration says of its text side: a file may leave out what Transformers takes then.
+
+    Raises:
+        EngineError: it has none that can be read.
+    """
+    from transformers import AutoConfig  # takes a second, and is rarely needed
+
+    try:
+        config = AutoConfig.from_pretrained(base, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"the base (model.path) has no configuration that can be read: {error}") from error
+    text: Mapping[str, Any] = config.get_text_config().to_dict()
+    return {"tie_word_embeddings": getattr(config, "tie_word_embeddings", False), **text}
+
+
+def _shapes_of_base(base: Path) -> dict[str, Shape]:
+    """The shapes of the base.
+
+    Raises:
+        EngineError: its files do not say them: they are no safetensors, or cannot be read.
+    """
+    try:
+        return _shapes(base)
+    except (OSError, ValueError, SafetensorError) as error:
+        needed = "the base (model.path) needs safetensors files, which versions are held against"
+        raise EngineError(f"{needed}: {error}") from error
 
 
 def _shapes(directory: Path) -> dict[str, Shape]:

@@ -201,15 +201,19 @@ class Exchange:
 class Connections:
     """The connections to one address."""
 
-    def __init__(self, host: str, port: int, *, connect_timeout_s: float, unix: str | None = None) -> None:
-        """`unix`: the path of a Unix socket to connect to instead; host and port are then only what requests name."""
+    def __init__(
+        self, host: str, port: int, *, connect_timeout_s: float, unix: str | None = None, key: str | None = None
+    ) -> None:
+        """`unix`: the path of a Unix socket to connect to instead; host and port are then only what requests name.
+        `key`: what every request is authorized by, as a bearer of it."""
         self._host = host
         self._port = port
         self._unix = unix
         self._connect_timeout_s = connect_timeout_s
         self._idle: list[Connection] = []
         name = f"[{host}]" if ":" in host else host
-        self._common = f"host: {name}:{port}\r\n".encode()
+        authorization = "" if key is None else f"authorization: Bearer {key}\r\n"
+        self._common = f"host: {name}:{port}\r\n{authorization}".encode()
 
     def exchange(self, method: str, path: str, body: bytes = b"", *, timeout_s: float) -> Exchange:
         """Ask; `timeout_s` is how long each further part of the answer may take."""

@@ -28,6 +28,7 @@ from openclaw_rl.serving.engines.protocol import (
     PromptRead,
     ScoreRequest,
     ScoreResult,
+    UnknownVersion,
 )
 from openclaw_rl.serving.engines.sglang import wire
 from openclaw_rl.serving.engines.sglang.capabilities import CAPABILITIES
@@ -59,12 +60,14 @@ class SglangEngine:
         max_versions: int,
         request_timeout_s: float = 600.0,
         load_timeout_s: float = 120.0,
+        key: str | None = None,
     ) -> None:
-        """`model`: the base, which the server must have loaded, too. More than `max_requests` at once are refused."""
+        """`model`: the base, which the server must have loaded, too. More than `max_requests` at once are refused.
+        `key`: what the server asks for (its `--api-key`)."""
         address = urlsplit(url)
         if address.scheme != "http" or address.hostname is None or address.port is None:
             raise ValueError(f"SGLang is at http://HOST:PORT, not {url}")
-        self._connections = Connections(address.hostname, address.port, connect_timeout_s=_CONNECT_S)
+        self._connections = Connections(address.hostname, address.port, connect_timeout_s=_CONNECT_S, key=key)
         self._model = model
         self._context = context_length
         self._request_timeout_s = request_timeout_s
@@ -77,8 +80,10 @@ class SglangEngine:
         self._loads = (0, 0)
 
     @classmethod
-    def from_config(cls, config: Config, url: str) -> SglangEngine:
-        """SGLang at `url`, as this deployment uses it."""
+    def from_config(cls, config: Config, url: str, *, key: str | None = None) -> SglangEngine:
+        """SGLang at `url`, as this deployment uses it. `key`: of one that is started here; else it is configured."""
+        if key is None and config.engine.api_key is not None:
+            key = config.engine.api_key.get_secret_value()
         return cls(
             url,
             model=ModelSource(config),
@@ -87,6 +92,7 @@ class SglangEngine:
             max_versions=config.engine.max_versions,
             request_timeout_s=config.serving.request_timeout_s,
             load_timeout_s=config.engine.load_timeout_s,
+            key=key,
         )
 
     @property
@@ -128,8 +134,10 @@ class SglangEngine:
         reply = Reply(
             AnswerText(model.tokenizer, stop=request.sampling.stop, has_tools=bool(request.tools)),
             version=served.version,
-            weights=served.weights,
+            weights=served.seen.weights,
+            adapted=served.adapter is not None,
             known=self._versions.known,
+            doubted=self._versions.doubted,
             end_tokens=model.end_tokens,
             truncated=request.sampling.truncated,
         )
@@ -205,6 +213,7 @@ class SglangEngine:
 
         Raises:
             InvalidEngineRequest: the request does not fit, or asks for another temperature.
+            UnknownVersion: other weights have scored, at least in part: no version's numbers are told for another's.
         """
         model = await self._model.get()
         served = await self._versions.serving(request.version, pinned=True)
@@ -213,6 +222,8 @@ class SglangEngine:
         body = wire.score_body(request.ids, request.start, rid=rid, adapter=served.adapter, salt=served.salt)
         with self._counted(), self._versions.using(served.version):
             answer = await self._ask("POST", "/generate", body, self._request_timeout_s)
+        if wire.scorer_of(answer) != served.seen.weights or served.seen.weights in self._versions.doubted:
+            raise UnknownVersion(f"policy version {request.version} is not loaded", param="version")
         return ScoreResult(logprobs=wire.scores_of(answer, request.ids, request.start))
 
     # --- versions and health ---------------------------------------------------------------------------------

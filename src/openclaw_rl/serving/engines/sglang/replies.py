@@ -3,6 +3,9 @@
 Where the weights may change under an answer, a token's version is certain only while the server says that it still
 has the weights that it had before the answer began. From then on the text goes on as it comes, and the tokens are
 told at the end, when SGLang says which weights drew which.
+
+Nobody's are tokens that an adapter drew over other weights than those that it began on, and tokens of weights of
+which a replacement failed half-way. The text goes on; their log-probabilities are not told, so nothing is trained on.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 from openclaw_rl.serving.engines.embedded.answer import AnswerText
 from openclaw_rl.serving.engines.protocol import ChatEvent, EngineError, Finished, TokensDrawn
-from openclaw_rl.serving.engines.sglang.wire import Chunk, versions_of
+from openclaw_rl.serving.engines.sglang.wire import Chunk, drawers_of
 from openclaw_rl.serving.engines.tool_parser import Parsed
 from openclaw_rl.types import FinishReason
 
@@ -23,10 +26,11 @@ NO_DISTRIBUTION_TOKENS = 2
 
 
 class Reply:
-    """Reads one answer. `version` draws it: an adapter (`weights` None), or the server's own, called `weights`.
+    """Reads one answer. `version` draws it: an adapter (`adapted`), or the server's own weights.
 
-    `known`: the versions of weights by name, which grows while the answer comes. `truncated`: whether kept sets are
-    expected.
+    `weights`: what those are called as it begins; an adapter lies over them. `known`: the versions of weights by
+    name, which grows while the answer comes; `doubted`: names that do not say any more what is there. `truncated`:
+    whether kept sets are expected.
     """
 
     def __init__(
@@ -34,15 +38,19 @@ class Reply:
         text: AnswerText,
         *,
         version: int,
-        weights: str | None,
+        weights: str,
+        adapted: bool,
         known: Mapping[str, int],
+        doubted: Collection[str],
         end_tokens: Collection[int],
         truncated: bool,
     ) -> None:
         self._text = text
         self._version = version
         self._weights = weights
+        self._adapted = adapted
         self._known = known
+        self._doubted = doubted
         self._end_tokens = end_tokens
         self._truncated = truncated
         self._all: list[Drawn] = []
@@ -64,7 +72,7 @@ class Reply:
         """
         self.seen += len(chunk.ids)
         shown = self._feed(chunk)
-        if self._weights is not None and chunk.weights != self._weights:
+        if not self._adapted and chunk.weights != self._weights:
             self._certain = False
         if self._reason is None and chunk.reason is not None:
             self._reason = chunk.reason
@@ -98,21 +106,33 @@ class Reply:
     def _drawn(self, chunk: Chunk, shown: Parsed) -> TokensDrawn:
         """The text, with the tokens that can be told now."""
         new = self._all[self._told :] if self._certain or self.done else []
-        versions = self._versions(chunk, len(new))
+        drawers = self._drawers(chunk, len(new))
         self._told += len(new)
+        nobodys = self._nobodys(chunk)
         return TokensDrawn(
             ids=tuple(token for token, _, _ in new),
-            logprobs=tuple(logprob for _, logprob, _ in new),
-            versions=versions,
+            logprobs=tuple(
+                None if drawer in nobodys else logprob for (_, logprob, _), drawer in zip(new, drawers, strict=True)
+            ),
+            versions=tuple(self._version if self._adapted else self._known[drawer] for drawer in drawers),
             text=shown.text,
             tool_calls=shown.tool_calls,
             kept=tuple(kept for _, _, kept in new) if self._truncated and new else None,
         )
 
-    def _versions(self, chunk: Chunk, count: int) -> tuple[int, ...]:
+    def _drawers(self, chunk: Chunk, count: int) -> tuple[str, ...]:
+        """The name of the weights that drew each of the next `count` tokens, or lay beneath the adapter at first."""
         if self._certain:
-            return (self._version,) * count
-        return versions_of(chunk.spans, len(self._all), self._known)[self._told :] if count else ()
+            return (self._weights,) * count
+        return drawers_of(chunk.spans, len(self._all), self._known)[self._told :] if count else ()
+
+    def _nobodys(self, chunk: Chunk) -> Collection[str]:
+        """Of `_drawers` those whose tokens cannot be told as a version's.
+
+        The name in a piece is never older than what drew its tokens, so an adapter's are not told from the first
+        piece on that has another name than the answer began with.
+        """
+        return {self._weights} if self._adapted and chunk.weights != self._weights else self._doubted
 
     def _finished(self, chunk: Chunk) -> Finished:
         reason = self._reason or FinishReason.ABORT

@@ -25,9 +25,30 @@ def unmet(info: Mapping[str, Any], situation: Situation, *, context: int) -> lis
         lacking.append(f"SGLang's --context-length is {length}, engine.context_length is {context}")
     if situation.serves_adapters:
         lacking += _unmet_by_adapters(info, situation)
+    if situation.serves_whole_models:
+        lacking += unmet_by_swaps(info)
     if info.get("skip_tokenizer_init"):
         lacking.append("SGLang was started with --skip-tokenizer-init: stop strings would not end an answer")
     return [*_unmet_by_version(info), *(f"{sentence} ({_POSSIBLE})" for sentence in lacking)]
+
+
+def unmet_by_swaps(info: Mapping[str, Any]) -> list[str]:
+    """What whole models ask for: a pause of generation has to come when all that was drawn has been counted."""
+    lacking = []
+    if not info.get("disable_overlap_schedule"):
+        lacking.append(
+            "SGLang was started without --disable-overlap-schedule: where whole models replace each other it would "
+            "tell a token of the old weights as one of the new"
+        )
+    pipelines = info.get("pp_size")
+    unpaused = {"--pp-size": isinstance(pipelines, int) and pipelines > 1, "--enable-pdmux": info.get("enable_pdmux")}
+    lacking += [
+        f"SGLang was started with {option}, with which it does not pause: whole models could not replace each other "
+        "between two tokens"
+        for option, given in unpaused.items()
+        if given
+    ]
+    return lacking
 
 
 def another_model(info: Mapping[str, Any], path: str, directory: Path) -> str | None:

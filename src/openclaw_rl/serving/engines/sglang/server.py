@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
+import secrets
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import uvloop
 
 import openclaw_rl
 from openclaw_rl.config import Config
+from openclaw_rl.config_render import write_private
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length, resolve_model
 from openclaw_rl.serving.engines.check import kind_in_service
@@ -41,6 +45,10 @@ PACKAGE = Package(
     remedy=f"install sglang=={WRITTEN_FOR} there (docs/13-engines.md), or set engine.sglang.python to another Python",
 )
 """What the Python must have."""
+KEY_FILE = "sglang.yaml"
+"""In the run directory: options of a SGLang that is started here which are not for the eyes of others."""
+_NOT_BESIDE_A_KEY = frozenset({"--config", "--api-key", "--admin-api-key", "--tokenizer-worker-num"})
+"""It reads one file of options; and with several tokenizers it asks for no key."""
 _SHARE_OF_SHUTDOWN = 0.25
 """Of supervisor.shutdown_timeout_s: the gateway's streams have ended before the engine is told to."""
 
@@ -55,33 +63,58 @@ def run(config: Config, stop: threading.Event) -> None:
     """
     store = Store.open(config.store_path)
     try:
-        with _server(config) as (url, running):
-            uvloop.run(_serve(config, url, running, stop, LoopReporter(store, LoopName.ENGINE)))
+        situation = Situation(config=config, in_service=kind_in_service(config))
+        with _server(situation) as server:
+            uvloop.run(_serve(situation, server, stop, LoopReporter(store, LoopName.ENGINE)))
     finally:
         store.close()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Server:
+    """Where it is; its process and the key that it asks for, if it is started here."""
+
+    url: str
+    running: RunningServer | None = None
+    key: str | None = None
+
+
 @contextmanager
-def _server(config: Config) -> Iterator[tuple[str, RunningServer | None]]:
-    """The server's address, and its process if it is started here, for the time of a block."""
+def _server(situation: Situation) -> Iterator[_Server]:
+    """The server for the time of a block."""
+    config = situation.config
     if config.engine.urls:
-        yield config.engine.urls[0], None
+        yield _Server(url=config.engine.urls[0])
         return
     with ending_at_once():
         check_installed(PACKAGE, python_of(config))
     port = resolve_port(config.engine.host, 0, "engine")
-    running = RunningServer(launch(config, port))
+    with _keyed(config.run_dir / KEY_FILE) as key:
+        running = RunningServer(launch(situation, port, config.run_dir / KEY_FILE))
+        try:
+            yield _Server(url=base_url(config.engine.host, port), running=running, key=key)
+        finally:
+            running.end()
+
+
+@contextmanager
+def _keyed(path: Path) -> Iterator[str]:
+    """A new key, in a file of SGLang's options at `path` for the time of a block.
+
+    SGLang lets pages of any origin read its answers, and its routes replace weights: without a key any page in a
+    browser on this machine could use them. On a command line others of the machine could read it.
+    """
+    key = secrets.token_hex(32)
+    write_private(path, json.dumps({"api-key": key}) + "\n")  # JSON is YAML
     try:
-        yield base_url(config.engine.host, port), running
+        yield key
     finally:
-        running.end()
+        path.unlink(missing_ok=True)
 
 
-async def _serve(
-    config: Config, url: str, running: RunningServer | None, stop: threading.Event, reporter: LoopReporter
-) -> None:
-    engine = SglangEngine.from_config(config, url)
-    situation = Situation(config=config, in_service=kind_in_service(config))
+async def _serve(situation: Situation, server: _Server, stop: threading.Event, reporter: LoopReporter) -> None:
+    config = situation.config
+    engine = SglangEngine.from_config(config, server.url, key=server.key)
     checked = False
 
     async def ask() -> EngineHealth:
@@ -97,8 +130,8 @@ async def _serve(
             checked = True
         return health
 
-    name = "SGLang" if running is not None else f"SGLang at {url}"
-    watch = Watch(name, running, ask, start_timeout_s=config.engine.sglang.start_timeout_s)
+    name = "SGLang" if server.running is not None else f"SGLang at {server.url}"
+    watch = Watch(name, server.running, ask, start_timeout_s=config.engine.sglang.start_timeout_s)
     await speak_for(engine, watch, stop, reporter, host=config.engine.host, port=config.engine.port)
 
 
@@ -137,18 +170,21 @@ def python_of(config: Config) -> Path:
     )
 
 
-def launch(config: Config, port: int) -> ExternalServer:
-    """How SGLang is started for this configuration, to listen on `port`.
+def launch(situation: Situation, port: int, options_file: Path) -> ExternalServer:
+    """How SGLang is started for what is to be run, to listen on `port`. `options_file`: where it reads its key.
 
     Raises:
-        ConfigError: its Python or the model is not there.
+        ConfigError: its Python or the model is not there; or an argument of its owner takes the key from it.
     """
+    config = situation.config
     engine, model = config.engine, config.model
+    _check_extra(engine.extra_args)
     device = choose_device(model.device, available_devices())
     directory = resolve_model(model)
     context = min(engine.context_length + RESERVED_TOKENS, context_length(directory))
     lora = config.training.lora
     options = {
+        "--config": str(options_file.absolute()),
         "--model-path": str(directory),
         "--host": engine.host,
         "--port": str(port),
@@ -164,6 +200,8 @@ def launch(config: Config, port: int) -> ExternalServer:
         "--log-level": "warning",
     }
     flags = ["--enable-lora", "--incremental-streaming-output", "--sleep-on-idle"]
+    if situation.serves_whole_models:
+        flags.append("--disable-overlap-schedule")  # what is drawn is counted before a pause: `unmet_by_swaps`
     command = [str(python_of(config)), "-m", "sglang.launch_server"]
     command += [word for option in options.items() for word in option]
     command += ["--lora-target-modules", *lora.target_modules, *flags, *engine.extra_args]
@@ -173,6 +211,15 @@ def launch(config: Config, port: int) -> ExternalServer:
         environment=environment_for(device),
         grace_s=max(1.0, config.supervisor.shutdown_timeout_s * _SHARE_OF_SHUTDOWN),
     )
+
+
+def _check_extra(arguments: Sequence[str]) -> None:
+    for name in (word.partition("=")[0] for word in arguments):
+        if name in _NOT_BESIDE_A_KEY:
+            raise ConfigError(
+                f"engine.extra_args: a SGLang that is started here takes no {name}: it is given a key of its own, in "
+                "the one --config that it reads"
+            )
 
 
 def environment_for(device: str) -> dict[str, str]:

@@ -20,14 +20,13 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from openclaw_rl.policy_files import WeightsKind
-from openclaw_rl.serving.engines.model_text import ModelText
 from openclaw_rl.serving.engines.protocol import (
     EngineError,
     EngineOverloaded,
@@ -35,6 +34,7 @@ from openclaw_rl.serving.engines.protocol import (
     UnknownVersion,
 )
 from openclaw_rl.serving.engines.sglang import wire
+from openclaw_rl.serving.engines.sglang.seen import Ask, Base, Seen, Served
 from openclaw_rl.serving.engines.weights_check import check_weights, identify
 from openclaw_rl.types import BASE_VERSION, PolicyVersion, VersionState
 
@@ -44,54 +44,6 @@ GRACE_S = 10.0
 """How long requests for whole weights that were replaced are answered by their successor."""
 _BUSY_UNLOADING = "incomplete unload"
 _BASE = PolicyVersion(version=BASE_VERSION, state=VersionState.SERVING, path=None, step=0, created_at=0.0)
-
-
-class Ask(Protocol):
-    """One question to the server."""
-
-    def __call__(
-        self, method: str, path: str, body: Mapping[str, Any] | None, timeout_s: float
-    ) -> Awaitable[dict[str, Any]]:
-        """The answer; EngineError where there is none."""
-        ...
-
-
-class Base(Protocol):
-    """The base model."""
-
-    async def get(self) -> ModelText:
-        """Its text side, and its directory."""
-        ...
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Seen:
-    """What a server said when it was last looked at: the name of its weights, those of its adapters, its limits."""
-
-    instance_id: str
-    weights: str
-    adapters: frozenset[str]
-    context_length: int
-    kept_tokens: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
-    """Who answers a request: `version`, by the adapter of that name, or by the server's own weights (None)."""
-
-    version: int
-    adapter: str | None
-    seen: Seen
-
-    @property
-    def weights(self) -> str | None:
-        """The name of the server's own weights, where they answer: they may change while they do."""
-        return self.seen.weights if self.adapter is None else None
-
-    @property
-    def salt(self) -> str | None:
-        """Prefixes are shared under this name; None for the weights that the server was started with."""
-        return None if self.seen.weights == wire.UNTOUCHED else self.seen.weights
 
 
 class SglangVersions:
@@ -115,6 +67,8 @@ class SglangVersions:
         self._clock = clock
         self.known: dict[str, int] = {wire.UNTOUCHED: BASE_VERSION}
         """The versions of whole weights, by the names that we gave them, or found to be theirs."""
+        self.doubted: set[str] = set()
+        """Of these names those that may be of other weights by now: a replacement failed somewhere in between."""
         self._names: dict[int, str] = {}
         self._seen: Seen | None = None
         self._changes = 0
@@ -124,7 +78,6 @@ class SglangVersions:
         self._resuming = asyncio.Lock()
         self._maybe_paused = True  # whoever spoke for it before us may have been killed in the middle
         self._replaced: tuple[int, float] | None = None
-        self._doubted: str | None = None
         self._users: Counter[int] = Counter()
         self._leaving: set[int] = set()
         self._uses = itertools.count(1)
@@ -143,14 +96,7 @@ class SglangVersions:
         info = await self._ask("GET", "/server_info", None, self._quick_s)
         models = wire.models_of(await self._ask("GET", "/v1/models", None, self._quick_s))
         model = await self._ask("GET", "/model_info", None, self._quick_s)
-        kept_tokens = info.get("sampling_mask_max_tokens")
-        seen = Seen(
-            instance_id=wire.instance_of(info),
-            weights=str(model.get("weight_version")),
-            adapters=models.adapters,
-            context_length=models.context_length,
-            kept_tokens=kept_tokens if isinstance(kept_tokens, int) else 0,
-        )
+        seen = Seen.of(info, models, model)
         if self._seen is not None and changes != self._changes:
             return self._seen
         self._remember(seen)
@@ -170,7 +116,8 @@ class SglangVersions:
         before, self._seen = self._seen, seen
         if before is not None and before.instance_id != seen.instance_id:
             self._leaving.clear()
-            self._replaced = self._doubted = None
+            self.doubted.clear()
+            self._replaced = None
         elif before is not None and before.weights != seen.weights and before.weights in self.known:
             self._replaced = (self.known[before.weights], self._clock() + GRACE_S)
         if wire.is_of(seen.weights, _BASE, ""):
@@ -188,7 +135,7 @@ class SglangVersions:
     def loaded(self) -> tuple[int, ...]:
         """The versions that the server has: its own weights', and where those are the base's, adapters."""
         own = None if self._seen is None else self.known.get(self._seen.weights)
-        if self._seen is None or own is None or self._seen.weights == self._doubted:
+        if self._seen is None or own is None or self._seen.weights in self.doubted:
             return ()
         adapters = self._names.keys() - self._leaving if own == BASE_VERSION else ()
         return (own, *sorted(adapters))
@@ -323,9 +270,16 @@ class SglangVersions:
             self._changed(adapters=self._seen.adapters | {name})
 
     async def _have_weights(self, seen: Seen, version: PolicyVersion, base: Path, *, digest: str) -> None:
-        """Put whole weights in the place of those that the server has, unless it has these."""
+        """Put whole weights in the place of those that the server has, unless it has these.
+
+        Raises:
+            InvalidEngineRequest: also where the server could not say exactly which tokens they draw. The base is put
+                back all the same: none of our whole models can have answered there.
+        """
+        if version.version != BASE_VERSION and seen.no_swaps:
+            raise InvalidEngineRequest(seen.no_swaps, param="path")
         base_there = version.version == BASE_VERSION == self.known.get(seen.weights)
-        if seen.weights != self._doubted and (base_there or wire.is_of(seen.weights, version, digest)):
+        if seen.weights not in self.doubted and (base_there or wire.is_of(seen.weights, version, digest)):
             self.known[seen.weights] = version.version
             return
         directory = base
@@ -349,7 +303,9 @@ class SglangVersions:
         logger.info("replaced the weights by those of %s", version.name)
 
     async def _read(self, directory: Path, name: str) -> None:
-        """Have the server read weights. If that fails, who knows what it holds: it serves none until others are."""
+        """Have the server read weights. If that fails, who knows what it holds: it serves none until others are read,
+        and what it still draws is nobody's. SGLang's own way back reads the new files under the old name.
+        """
         body = {
             "model_path": _place(directory),
             "weight_version": name,
@@ -359,7 +315,8 @@ class SglangVersions:
         try:
             await self._ask("POST", "/update_weights_from_disk", body, self._timeout_s)
         except EngineError:
-            self._doubted = None if self._seen is None else self._seen.weights
+            if self._seen is not None:
+                self.doubted.add(self._seen.weights)
             raise
         self._changed(weights=name)
 

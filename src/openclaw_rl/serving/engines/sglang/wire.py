@@ -246,22 +246,22 @@ def _finish_reason(reason: Any) -> FinishReason | None:
     return FinishReason.LENGTH if kind == "length" else FinishReason.STOP
 
 
-def versions_of(spans: Sequence[Span], count: int, known: Mapping[str, int]) -> tuple[int, ...]:
-    """The policy version that drew each of `count` tokens; `known` has those of the names of weights.
+def drawers_of(spans: Sequence[Span], count: int, known: Mapping[str, int]) -> tuple[str, ...]:
+    """The name of the weights that drew each of `count` tokens; `known` has those that we know.
 
     Raises:
         EngineError: the spans do not cover them, each once; or the weights have a name that we did not give.
     """
-    versions: list[int] = []
+    names: list[str] = []
     for span in spans:
-        if span.start != len(versions) or span.end < span.start:
+        if span.start != len(names) or span.end < span.start:
             raise EngineError("SGLang's spans of weight versions do not follow one another")
         if span.name not in known:
             raise EngineError(f"SGLang serves weights that somebody else loaded: {span.name[:80]!r}")
-        versions += [known[span.name]] * (span.end - span.start)
-    if len(versions) < count:
-        raise EngineError(f"SGLang tells the weights of {len(versions)} tokens out of {count}")
-    return tuple(versions[:count])
+        names += [span.name] * (span.end - span.start)
+    if len(names) < count:
+        raise EngineError(f"SGLang tells the weights of {len(names)} tokens out of {count}")
+    return tuple(names[:count])
 
 
 def scores_of(body: Mapping[str, Any], ids: Sequence[int], start: int) -> tuple[float, ...]:
@@ -282,6 +282,18 @@ def scores_of(body: Mapping[str, Any], ids: Sequence[int], start: int) -> tuple[
     if any(value is None for value in values):
         raise EngineError("the model's logits are not finite")
     return tuple(value for value in values if value is not None)
+
+
+def scorer_of(body: Mapping[str, Any]) -> str:
+    """What the server called its own weights when it had scored.
+
+    Raises:
+        EngineError: it does not say.
+    """
+    try:
+        return str(body["meta_info"]["weight_version"])
+    except (KeyError, TypeError) as error:
+        raise EngineError(f"SGLang sent a broken score: {error}") from error
 
 
 # --- the server --------------------------------------------------------------------------------------------

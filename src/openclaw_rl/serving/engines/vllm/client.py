@@ -147,19 +147,18 @@ class VllmEngine:
         await self._healing.clean()
         with self._counted(), self._serving(request.version) as served:
             self._drawer(request, served)
+            salt = self._versions.salt
             body = wire.generate_body(
-                prompt,
-                sampling,
-                model=served.model,
-                max_tokens=min(sampling.max_tokens, room),
-                salt=self._versions.salt,
+                prompt, sampling, model=served.model, max_tokens=min(sampling.max_tokens, room), salt=salt
             )
             async with contextlib.aclosing(self._api.generate(body)) as chunks:
                 async for chunk in chunks:
                     if chunk is None:
                         yield PromptRead(prompt_ids=prompt, version=self._drawer(request, served))
                         continue
-                    for event in answer.take(chunk, version=self._draws(served.version), label=self._label()):
+                    version, certain = self._draws(served.version), self._certain(served, salt)
+                    label = self._versions.model_label
+                    for event in answer.take(chunk, version=version, label=label, certain=certain):
                         yield event
                     if answer.finished:
                         return
@@ -184,14 +183,15 @@ class VllmEngine:
         wire.check_score(request, most=most, vocabulary=len(self._tokenizer))
         await self._healing.clean()
         with self._counted(), self._serving(request.version) as served:
-            body = wire.score_body(request.ids, model=served.model, salt=self._versions.salt)
-            self._check_scores(served, request.version)
+            salt = self._versions.salt
+            body = wire.score_body(request.ids, model=served.model, salt=salt)
+            self._check_scores(served, request.version, salt)
             answer = await self._api.ask_whole(body)
-            self._check_scores(served, request.version)
+            self._check_scores(served, request.version, salt)
             return ScoreResult(logprobs=wire.prompt_logprobs(answer, request.ids, request.start))
 
-    def _check_scores(self, served: Served, version: int) -> None:
-        if self._draws(served.version) != version:
+    def _check_scores(self, served: Served, version: int, salt: str | None) -> None:
+        if self._draws(served.version) != version or not self._certain(served, salt):
             raise UnknownVersion(f"policy version {version} is not loaded", param="version")
 
     @contextlib.contextmanager
@@ -236,6 +236,11 @@ class VllmEngine:
             raise EngineError("vLLM holds weights of no known version")
         return self._versions.model_version
 
+    def _certain(self, served: Served, salt: str | None) -> bool:
+        """Whether what an adapter draws is still its version's: no model was swapped beneath it since the salt was
+        `salt`, of which each swap has one of its own. The model's own tokens are told as whoever's draws them."""
+        return served.version is None or salt == self._versions.salt
+
     def _drawer(self, request: ChatRequest, served: Served) -> int | None:
         """The version that draws now, where it is not the one asked for: of a whole model, the one after it.
 
@@ -248,9 +253,6 @@ class VllmEngine:
         if request.pinned:
             raise UnknownVersion(f"policy version {request.version} is not loaded", param="model")
         return draws
-
-    def _label(self) -> str:
-        return self._versions.model_label
 
     # --- versions ----------------------------------------------------------------------------------------------
 

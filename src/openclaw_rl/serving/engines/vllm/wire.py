@@ -183,12 +183,18 @@ class AnswerEvents:
         self._text = text
         self._prompt = list(prompt)
         self._truncated = truncated
-        self._labels: list[tuple[int, str]] = []
+        self._labels: list[str] = []
+        self._certain = True
         self._reason: FinishReason | None = None
         self.finished = False
 
-    def take(self, chunk: Mapping[str, Any], *, version: int, label: str) -> Iterator[ChatEvent]:
+    def take(
+        self, chunk: Mapping[str, Any], *, version: int, label: str, certain: bool = True
+    ) -> Iterator[ChatEvent]:
         """The events in one chunk. `label`: what vLLM calls the weights of the model by now.
+
+        Not `certain`: an adapter may have drawn over another model than its base. From then on no log-probability
+        is told, so nothing is trained on.
 
         Raises:
             EngineError: the chunk does not agree with the request, with itself, or with those before it.
@@ -196,6 +202,7 @@ class AnswerEvents:
         prompt = chunk.get("prompt_token_ids")
         if prompt is not None and prompt != self._prompt:
             raise EngineError("vLLM reads other tokens than it was given")
+        self._certain = self._certain and certain
         for choice in chunk.get("choices") or ():
             yield from self._drawn(_Choice.of(choice), version, label)
         usage = chunk.get("usage")
@@ -210,7 +217,7 @@ class AnswerEvents:
     def _drawn(self, choice: _Choice, version: int, label: str) -> Iterator[TokensDrawn]:
         if self._reason is not None:
             raise EngineError("vLLM went on after the end of an answer")
-        self._labels += [(version, label)] * len(choice.ids)
+        self._labels += [label] * len(choice.ids)
         parsed = self._text.feed(choice.ids)
         text, calls = parsed.text, parsed.tool_calls
         if choice.finish_reason is not None:
@@ -221,7 +228,7 @@ class AnswerEvents:
         if choice.ids or text or calls:
             yield TokensDrawn(
                 ids=choice.ids,
-                logprobs=choice.logprobs,
+                logprobs=choice.logprobs if self._certain else (None,) * len(choice.ids),
                 versions=(version,) * len(choice.ids),
                 text=text,
                 tool_calls=calls,
@@ -230,10 +237,10 @@ class AnswerEvents:
 
     def _check_spans(self, spans: Sequence[Mapping[str, Any]] | None) -> None:
         """Whether vLLM itself says of every token the weights that we said."""
-        if spans is None:  # a vLLM that does not tell
+        if spans is None or not self._certain:  # a vLLM that does not tell; an answer of which nothing is claimed
             return
         said = [span["version"] for span in spans for _ in range(int(span["end"]) - int(span["start"]))]
-        if said != [label for _, label in self._labels]:
+        if said != self._labels:
             raise EngineError("vLLM drew tokens with other weights than were recorded for them")
 
 
