@@ -60,7 +60,7 @@ class LimitsContract:
         assert len(stream.prompt) + len(stream.ids) == harness.config.engine.context_length
         assert_close(stream.logprobs, harness.transformers(None, stream), harness.bounds.transformers)
 
-    # --- at fault ------------------------------------------------------------------------------------------------
+    # --- at fault ----------------------------------------------------------------------------------------------
 
     def test_a_content_part_that_is_not_text_is_refused_by_name(self, harness: EngineHarness) -> None:
         async def scenario(engine: Engine) -> None:
@@ -92,7 +92,7 @@ class LimitsContract:
 
         harness.run(scenario)
 
-    # --- left alone ------------------------------------------------------------------------------------------------
+    # --- left alone --------------------------------------------------------------------------------------------
 
     def test_a_client_that_leaves_ends_its_generation(self, harness: EngineHarness) -> None:
         async def scenario(engine: Engine) -> float:
@@ -102,12 +102,7 @@ class LimitsContract:
             assert (await engine.health()).active_requests == 3
             for stream in streams:
                 await stream.leave()
-
-            async def idle() -> bool:
-                health = await engine.health()
-                return health.active_requests + health.queued_requests == 0
-
-            return await until(idle, within_s=10)
+            return await until(lambda: is_idle(engine), within_s=10)
 
         assert harness.run(scenario) < 5.0
 
@@ -124,15 +119,11 @@ class LimitsContract:
                     said = [{"role": "user", "content": STORY}]
                     async with http.stream("POST", CHAT, json={**body, "messages": said}) as response:
                         assert response.status_code == 200
-                        lines = response.aiter_lines()
-                        while '"content":"' not in await anext(lines):
-                            pass
+                        lines, pieces = response.aiter_lines(), 0
+                        while pieces < 4:
+                            pieces += '"content":"' in await anext(lines)
                         assert await requests_in(engine) == 1
-
-                    async def idle() -> bool:
-                        return await requests_in(engine) == 0
-
-                    return await until(idle, within_s=10)
+                    return await until(lambda: is_idle(engine), within_s=10)
 
         assert harness.run(scenario) < 5.0
 
@@ -204,7 +195,7 @@ class LimitsContract:
             assert set(stream.versions) == {version.version}
             assert_close(stream.logprobs, harness.transformers(version, stream), harness.bounds.transformers)
 
-    # --- without a distribution ----------------------------------------------------------------------------------
+    # --- without a distribution --------------------------------------------------------------------------------
 
     def test_a_version_without_a_distribution_gives_an_error_or_no_number(self, harness: EngineHarness) -> None:
         async def scenario(engine: Engine) -> tuple[Stream, Stream, Stream | None]:
@@ -230,3 +221,8 @@ async def requests_in(engine: Engine) -> int:
     """How many requests the engine says that it has, at work or waiting."""
     health = await engine.health()
     return health.active_requests + health.queued_requests
+
+
+async def is_idle(engine: Engine) -> bool:
+    """Whether the engine says that it has none."""
+    return await requests_in(engine) == 0
