@@ -9,9 +9,7 @@ stand: those that kill the engine or replace the model come last.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +28,13 @@ from openclaw_rl.serving.engines.protocol import (
     UnknownVersion,
 )
 from openclaw_rl.serving.engines.rendering import Renderer, call_as_text
-from openclaw_rl.serving.gateway.errors import GatewayError
 from openclaw_rl.serving.gateway.versions import VersionKeeper
 from openclaw_rl.types import FinishReason, PolicyVersion, SamplingParams
-from tests.engines.harness import EngineHarness, Stream, answer, assert_close, record, serve_version, until
-from tests.engines.support import plain_logprobs, request
+from tests.engines.contract_limits import LimitsContract, told_by
+from tests.engines.harness import BASE, EngineHarness, Stream, answer, assert_close, record, serve_version, until
+from tests.engines.over_http import CHAT, QUICKLY, check_put_off, client_of, is_away, is_ready, version_of
+from tests.engines.support import STORY, plain_logprobs, request
 
-STORY = "Write a long story about a river, a town, and the people who live there."
 WEATHER = {
     "type": "function",
     "function": {
@@ -58,25 +56,28 @@ def conversation(*messages: tuple[str, str], tools: tuple[Any, ...] = (), **samp
     )
 
 
-def _of(version: PolicyVersion | None, **sampling: Any) -> ChatRequest:
-    """The same story, told by a version; None: by the base."""
-    return request(STORY, version=0 if version is None else version.version, temperature=1.0, **sampling)
-
-
 def scored(stream: Stream, version: int = 0, temperature: float = 1.0, start: int | None = None) -> ScoreRequest:
     """Ask for the log-probabilities of a stream's own tokens."""
     first = len(stream.prompt) if start is None else start
     return ScoreRequest(ids=stream.prompt + stream.ids, start=first, version=version, temperature=temperature)
 
 
-class EngineContract:
+def thinking_aloud() -> ChatRequest:
+    """A request whose answer begins with a block of reasoning, since those before it did."""
+    shown: list[tuple[str, str]] = []
+    for sum_ in ("2 and 2 is 4", "3 and 3 is 6", "4 and 4 is 8"):
+        shown += [("user", f"Is it true that {sum_}?"), ("assistant", f"<think>\n{sum_}\n</think>\n\nYes.")]
+    return conversation(*shown, ("user", "Is it true that 5 and 5 is 10?"), max_tokens=40)
+
+
+class EngineContract(LimitsContract):
     """The promises. See the module."""
 
     @pytest.fixture(autouse=True)
     def _as_it_was(self, harness: EngineHarness) -> None:
         """Each test finds the base model, and an engine that lives."""
         if harness.changed:
-            harness.restart()
+            harness.restore()
 
     # --- exact tokens ----------------------------------------------------------------------------------------
 
@@ -125,17 +126,14 @@ class EngineContract:
 
         async def scenario(engine: Engine) -> tuple[list[Any], list[str]]:
             with record(tmp_path) as store:
-                async with (
-                    harness.gateway(store, engine) as url,
-                    httpx.AsyncClient(base_url=url, timeout=120, trust_env=False) as http,
-                ):
-                    await until(lambda: _is_ready(http), within_s=20)
+                async with harness.gateway(store, engine) as url, client_of(url) as http:
+                    await until(lambda: is_ready(http), within_s=20)
                     # Once beforehand: a prompt that is read and one that is remembered differ by rounding (5e-6
                     # here), and a seed's number may lie that near to the border between two tokens.
-                    await http.post("/v1/chat/completions", json={**body, "max_tokens": 1})
-                    whole = await http.post("/v1/chat/completions", json=body)
+                    await http.post(CHAT, json={**body, "max_tokens": 1})
+                    whole = await http.post(CHAT, json=body)
                     assert whole.status_code == 200, whole.text
-                    streamed = await http.post("/v1/chat/completions", json={**body, "stream": True})
+                    streamed = await http.post(CHAT, json={**body, "stream": True})
                     turns = [store.turns.get(one.headers["x-turn-id"]) for one in (whole, streamed)]
                     return turns, [whole.json()["choices"][0]["message"]["content"], _text_of(streamed.text)]
 
@@ -257,92 +255,6 @@ class EngineContract:
         for stream in others:
             assert_close(stream.logprobs, harness.transformers(None, stream), harness.bounds.transformers)
 
-    # --- limits and faults -----------------------------------------------------------------------------------
-
-    def test_a_prompt_that_is_too_long_is_refused_by_name(self, harness: EngineHarness) -> None:
-        async def scenario(engine: Engine) -> Stream:
-            length = (await engine.health()).context_length
-            with pytest.raises(InvalidEngineRequest) as caught:
-                await answer(engine, request("long " * (length + 10)))
-            assert (caught.value.status, caught.value.param) == (400, "messages")
-            assert caught.value.code == "context_length_exceeded"
-            if engine.capabilities.score:
-                with pytest.raises(InvalidEngineRequest):
-                    await engine.score(ScoreRequest(ids=(1,) * (length + 1), start=1, version=0))
-            return await answer(engine, request("long " * (length - 60), max_tokens=10_000))
-
-        stream = harness.run(scenario)
-        assert stream.finished is not None
-        whole = len(stream.prompt) + len(stream.ids)
-        assert whole <= harness.config.engine.context_length
-        if stream.finished.finish_reason is FinishReason.LENGTH:
-            assert whole == harness.config.engine.context_length, "max_tokens is what the context leaves"
-
-    def test_a_content_part_that_is_not_text_is_refused_by_name(self, harness: EngineHarness) -> None:
-        async def scenario(engine: Engine) -> None:
-            image = {"type": "image_url", "image_url": {"url": "data:,"}}
-            asked = ChatRequest(
-                request_id="r",
-                messages=({"role": "user", "content": [image]},),
-                sampling=SamplingParams(max_tokens=4),
-                version=0,
-            )
-            with pytest.raises(InvalidEngineRequest) as caught:
-                await answer(engine, asked)
-            assert caught.value.param == "messages[0].content[0]"
-
-        harness.run(scenario)
-
-    def test_bad_scores_and_unknown_versions_are_refused(self, harness: EngineHarness) -> None:
-        async def scenario(engine: Engine) -> None:
-            with pytest.raises(UnknownVersion):
-                await answer(engine, request(version=987))
-            if engine.capabilities.score:
-                for bad in (
-                    ScoreRequest(ids=(1,), start=1, version=0),
-                    ScoreRequest(ids=(1, 2, 3), start=0, version=0),
-                    ScoreRequest(ids=(1, 10**7), start=1, version=0),
-                ):
-                    with pytest.raises(InvalidEngineRequest):
-                        await engine.score(bad)
-
-        harness.run(scenario)
-
-    def test_a_client_that_leaves_ends_its_generation(self, harness: EngineHarness) -> None:
-        async def scenario(engine: Engine) -> float:
-            streams = [Stream(engine, request(STORY, temperature=1.0, max_tokens=400)) for _ in range(3)]
-            for stream in streams:
-                await stream.reach(3)
-            assert (await engine.health()).active_requests == 3
-            for stream in streams:
-                await stream.leave()
-
-            async def idle() -> bool:
-                health = await engine.health()
-                return health.active_requests + health.queued_requests == 0
-
-            return await until(idle, within_s=10)
-
-        assert harness.run(scenario) < 5.0
-
-    def test_a_version_without_a_distribution_gives_an_error_or_no_number(self, harness: EngineHarness) -> None:
-        async def scenario(engine: Engine) -> tuple[Stream, Stream | None]:
-            broken = harness.lora(scale=1e36)
-            await engine.load_version(broken)
-            other = Stream(engine, request(STORY, max_tokens=24))
-            await other.reach(2)
-            failed = None
-            with contextlib.suppress(EngineError):
-                failed = await answer(engine, request(version=broken.version, max_tokens=4))
-            await engine.unload_version(broken.version)
-            await other.end()
-            assert (await engine.health()).ready
-            return await answer(engine, request(STORY, max_tokens=24)), failed
-
-        after, failed = harness.run(scenario)
-        assert failed is None or all(logprob is None for logprob in failed.logprobs)
-        assert_close(after.logprobs, harness.transformers(None, after), harness.bounds.transformers)
-
     # --- text that is withheld -------------------------------------------------------------------------------
 
     def test_a_stop_string_ends_the_answer_before_it_and_its_tokens_are_there(self, harness: EngineHarness) -> None:
@@ -385,14 +297,13 @@ class EngineContract:
 
     def test_a_reasoning_block_comes_as_it_was_drawn(self, harness: EngineHarness) -> None:
         """No engine's own reasoning parser takes text, or tokens, out of an answer."""
-        shown: list[tuple[str, str]] = []
-        for sum_ in ("2 and 2 is 4", "3 and 3 is 6", "4 and 4 is 8"):
-            shown += [("user", f"Is it true that {sum_}?"), ("assistant", f"<think>\n{sum_}\n</think>\n\nYes.")]
-        asked = conversation(*shown, ("user", "Is it true that 5 and 5 is 10?"), max_tokens=40)
-        stream = harness.run(lambda engine: answer(engine, asked))
+        stream = harness.run(lambda engine: answer(engine, thinking_aloud()))
         assert "<think>" in stream.text
         whole = AnswerText(harness.tokenizer, stop=(), has_tools=False)
         assert stream.text == whole.feed(stream.ids).text + whole.finish().text
+        assert stream.finished is not None
+        assert stream.finished.completion_tokens == len(stream.ids)
+        assert_close(stream.logprobs, harness.transformers(None, stream), harness.bounds.transformers)
 
     # --- versions --------------------------------------------------------------------------------------------
 
@@ -451,10 +362,10 @@ class EngineContract:
             for version in versions:
                 await engine.load_version(version)
             asked = [None, *versions]
-            streams = [Stream(engine, _of(version, max_tokens=24)) for version in asked]
+            streams = [Stream(engine, told_by(version, max_tokens=24)) for version in asked]
             ended = [(version, await stream.end()) for version, stream in zip(asked, streams, strict=True)]
             for again in reversed(asked):
-                ended.append((again, await answer(engine, _of(again, max_tokens=8))))
+                ended.append((again, await answer(engine, told_by(again, max_tokens=8))))
             return ended
 
         for version, stream in harness.run(scenario):
@@ -531,46 +442,86 @@ class EngineContract:
     def test_a_killed_engine_comes_back_with_the_version_in_service(
         self, harness: EngineHarness, tmp_path: Path
     ) -> None:
+        """Over HTTP: who is patient is answered by that version, who is not is told to come back; and the gateways
+        are ready again when it is loaded, and not before."""
         version = harness.lora()
 
         async def scenario(engine: Engine) -> Stream:
-            with record(tmp_path, version) as store:
-                keeper = VersionKeeper(store, engine, served_name="policy")
-                await keeper.refresh()
-                assert keeper.current == version.version
-                before = await engine.health()
-                stream = Stream(engine, request(STORY, version=version.version, temperature=1.0, max_tokens=200))
-                await stream.reach(3)
-                await asyncio.to_thread(harness.kill)
-                with pytest.raises(EngineError):
-                    await stream.end()
-                with pytest.raises(EngineUnavailable):
-                    await answer(engine, request())
-                keeper.suspect("it was killed")
-                with pytest.raises(GatewayError) as caught:
-                    await keeper.route("policy", deadline=time.monotonic() + 0.2)
-                assert caught.value.status == 503
-                background = asyncio.create_task(keeper.run())
-                waiting = asyncio.create_task(
-                    keeper.route("policy", deadline=time.monotonic() + harness.start_timeout_s)
-                )
-                harness.launch()
-                await asyncio.to_thread(harness.await_ready)
-                assert await waiting == version.version
-                background.cancel()
-                after = await engine.health()
-                assert (after.instance_id != before.instance_id) is harness.tells_restarts
-                assert version.version in after.loaded_versions
+            with record(tmp_path / "patient", version) as store, record(tmp_path / "hasty", version) as another:
+                async with (
+                    harness.gateway(store, engine, engine_wait_s=harness.start_timeout_s) as patient,
+                    harness.gateway(another, engine, engine_wait_s=0.2) as hasty,
+                    client_of(patient, harness.start_timeout_s) as http,
+                    client_of(hasty) as other,
+                ):
+                    await until(lambda: is_ready(http), within_s=30)
+                    await until(lambda: is_ready(other), within_s=30)
+                    before = await engine.health()
+                    await _killed_in_mid_answer(harness, engine, version)
+                    check_put_off(await other.post(CHAT, json=QUICKLY))
+                    waiting = asyncio.create_task(http.post(CHAT, json=QUICKLY))
+                    await until(lambda: is_away(http), within_s=30)
+                    harness.launch()
+                    await until(lambda: _is_ready_again(http, harness), within_s=harness.start_timeout_s)
+                    after = await engine.health()
+                    assert version.version in after.loaded_versions
+                    assert (after.instance_id != before.instance_id) is harness.tells_restarts
+                    assert version_of(await waiting) == version.version
                 return await answer(engine, request(STORY, version=version.version, max_tokens=16))
 
         stream = harness.run(scenario)
         assert set(stream.versions) == {version.version}
         assert_close(stream.logprobs, harness.transformers(version, stream), harness.bounds.transformers)
 
+    # --- whole models ------------------------------------------------------------------------------------------
+
+    def test_a_whole_model_without_a_distribution_fails_until_another_takes_its_place(
+        self, harness: EngineHarness
+    ) -> None:
+        async def scenario(engine: Engine) -> Stream:
+            if not engine.capabilities.full_weights:
+                pytest.skip("this engine takes no whole models")
+            broken = harness.full(broken=True)
+            harness.changed = True
+            await engine.load_version(broken)
+            with pytest.raises(EngineError):
+                await answer(engine, request(STORY, version=broken.version, temperature=1.0, max_tokens=8))
+            health = await engine.health()
+            assert health.ready
+            assert broken.version in health.loaded_versions, "it stays, for whoever finds out why"
+            await engine.load_version(BASE)
+            harness.changed = False
+            return await answer(engine, request(STORY, temperature=1.0, max_tokens=24))
+
+        stream = harness.run(scenario)
+        assert set(stream.versions) == {0}
+        assert_close(stream.logprobs, harness.transformers(None, stream), harness.bounds.transformers)
+
+    def test_a_whole_model_is_loaded_beside_those_that_answer(self, harness: EngineHarness) -> None:
+        if harness.swaps_whole_models:
+            pytest.skip("this engine puts a whole model in the place of the one before")
+
+        async def scenario(engine: Engine) -> tuple[list[tuple[PolicyVersion | None, Stream]], int]:
+            first, second = harness.full(), harness.full()
+            await engine.load_version(first)
+            old = Stream(engine, told_by(first, max_tokens=80, **harness.repeatable(seed=1)))
+            base = Stream(engine, told_by(None, max_tokens=80, **harness.repeatable(seed=1)))
+            await old.reach(4)
+            await engine.load_version(second)
+            at = len(old.ids)
+            new = await answer(engine, told_by(second, max_tokens=16))
+            return [(first, await old.end()), (None, await base.end()), (second, new)], at
+
+        streams, at = harness.run(scenario)
+        assert at < len(streams[0][1].ids), "the stream was over before the update: this shows nothing"
+        for version, stream in streams:
+            assert set(stream.versions) == {0 if version is None else version.version}
+            assert_close(stream.logprobs, harness.transformers(version, stream), harness.bounds.transformers)
+
     def test_whole_models_are_swapped_in_mid_generation(self, harness: EngineHarness) -> None:
         """The last test: the base is another model after it."""
         if not harness.swaps_whole_models:
-            pytest.skip("this engine loads a whole model beside the others: tests/engines/test_whole.py")
+            pytest.skip("this engine loads a whole model beside the others")
 
         async def scenario(engine: Engine) -> tuple[PolicyVersion, Stream, Stream]:
             if not engine.capabilities.full_weights:
@@ -596,11 +547,20 @@ class EngineContract:
         assert_close(new.logprobs, harness.transformers(version, new), harness.bounds.transformers)
 
 
-async def _is_ready(http: httpx.AsyncClient) -> bool:
-    try:
-        return (await http.get("/readyz")).status_code == 200
-    except httpx.TransportError:  # it does not listen yet
-        return False
+async def _killed_in_mid_answer(harness: EngineHarness, engine: Engine, version: PolicyVersion) -> None:
+    """Kill the engine while `version` answers: that answer fails, and so does every request after it."""
+    stream = Stream(engine, request(STORY, version=version.version, temperature=1.0, max_tokens=200))
+    await stream.reach(3)
+    await asyncio.to_thread(harness.kill)
+    with pytest.raises(EngineError):
+        await stream.end()
+    with pytest.raises(EngineUnavailable):
+        await answer(engine, request())
+
+
+async def _is_ready_again(http: httpx.AsyncClient, harness: EngineHarness) -> bool:
+    harness.check_alive()
+    return await is_ready(http)
 
 
 def _text_of(stream: str) -> str:

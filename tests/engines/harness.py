@@ -47,6 +47,9 @@ SCENARIO_S = 800.0
 """The deadline of one scenario; an engine that hangs fails its test, not the whole run."""
 
 
+BASE = PolicyVersion(version=0, state=VersionState.SERVING, path=None, step=0, created_at=0.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
     """How far log-probabilities (nats) may differ, and why a bound is what it is.
@@ -79,6 +82,19 @@ BF16 = Bounds(
 )
 
 
+def contract_config(run_dir: Path, model: Path, **engine: Any) -> Config:
+    """What the engines that are held to the contract have in common: few places, for requests and for versions, and
+    a queue that is soon full. `engine`: what that section also says."""
+    places = {"context_length": 512, "max_versions": 3, "max_parallel": 6, "threads": 1}
+    tree = {
+        "run_dir": run_dir,
+        "model": {"path": str(model)},
+        "engine": {**places, **engine},
+        "serving": {"max_queue": 2},
+    }
+    return Config.model_validate(tree)
+
+
 class EngineHarness:
     """One engine of one kind, as the supervisor runs it: `supervision.child engine` with a configuration.
 
@@ -94,6 +110,13 @@ class EngineHarness:
 
     tells_restarts = True
     """Whether its health says by itself that it was restarted; False: only the versions that it lacks then say so."""
+
+    has_queue = True
+    """Whether its adapter bounds how many requests wait; False: an upstream does that, or nobody."""
+
+    bounds_versions = True
+    """Whether a version beyond `engine.max_versions` waits for a place; False: it is loaded, and another goes when
+    nobody uses it."""
 
     def __init__(self, config: Config, model: Path, *, bounds: Bounds = FP32, start_timeout_s: float = 240.0) -> None:
         """`model`: the Transformers directory of what `config` names; `config.run_dir` is this harness's own."""
@@ -167,6 +190,14 @@ class EngineHarness:
         self.kill()
         self.start()
 
+    def restore(self) -> None:
+        """Put the base back, which takes less than another start; start it again where it is gone."""
+        if self._process is None or self._process.poll() is not None:
+            self.restart()
+            return
+        self.run(lambda engine: engine.load_version(BASE))
+        self.changed = False
+
     def _end(self, how: signal.Signals) -> None:
         if self._process is not None:
             self._process.send_signal(how)
@@ -177,9 +208,13 @@ class EngineHarness:
         deadline = time.monotonic() + self.start_timeout_s
         async with self.engine() as engine:
             while not await health_or_none(engine):
-                assert self._process is None or self._process.poll() is None, self.log_tail()
+                self.check_alive()
                 assert time.monotonic() < deadline, self.log_tail()
                 await asyncio.sleep(0.1)
+
+    def check_alive(self) -> None:
+        """Fail the test, with its last words, if the process has ended by itself."""
+        assert self._process is None or self._process.poll() is None, self.log_tail()
 
     def log_tail(self) -> str:
         """The end of what the process said."""
@@ -210,14 +245,15 @@ class EngineHarness:
         return asyncio.run(main())
 
     @contextlib.asynccontextmanager
-    async def gateway(self, store: Store, engine: Engine) -> AsyncIterator[str]:
-        """A gateway that serves this engine; its URL."""
-        serving = self.config.serving.model_copy(update={"port": free_port()})
-        config = self.config.model_copy(update={"serving": serving})
+    async def gateway(self, store: Store, engine: Engine, **serving: Any) -> AsyncIterator[str]:
+        """A gateway that serves this engine; its URL. `serving`: what is different in that section."""
+        config = self.config.model_copy(
+            update={"serving": self.config.serving.model_copy(update={"port": free_port(), **serving})}
+        )
         stop = threading.Event()
         task = asyncio.create_task(serve(config, store, engine, stop))
         try:
-            yield f"http://127.0.0.1:{serving.port}"
+            yield f"http://127.0.0.1:{config.serving.port}"
         finally:
             stop.set()
             await task
@@ -237,8 +273,11 @@ class EngineHarness:
         """A LoRA version for tests that need some, and not one that was never loaded; made once."""
         return self.lora(scale=self.bounds.adapter_scale)
 
-    def full(self, *, scale: float = 0.05) -> PolicyVersion:
-        """A new version of a whole model: the base with every matrix shaken by `scale` of its own deviation."""
+    def full(self, *, scale: float = 0.05, broken: bool = False) -> PolicyVersion:
+        """A new version of a whole model: the base with every matrix shaken by `scale` of its own deviation.
+
+        `broken`: with numbers in the first layer that are finite themselves, and overflow in whatever is computed.
+        """
         number = self._next()
         path = self.config.run_dir / f"step-{number}" / MODEL_DIR
         with torch.random.fork_rng(devices=[]):
@@ -247,6 +286,8 @@ class EngineHarness:
             for parameter in model.parameters():
                 if parameter.dim() > 1:
                     parameter.data += torch.randn_like(parameter) * parameter.data.std() * scale
+            if broken:
+                model.model.layers[0].mlp.down_proj.weight.data.fill_(1e38)
         model.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
         write_manifest(path, {})
@@ -400,8 +441,8 @@ async def until(condition: Callable[[], Awaitable[bool]], within_s: float) -> fl
 
 @contextlib.contextmanager
 def record(directory: Path, version: PolicyVersion | None = None) -> Iterator[Store]:
-    """A store of its own, in which `version` serves (None: the base)."""
-    store = Store.open(directory / "record.sqlite")
+    """The store of a deployment in `directory`, in which `version` serves (None: the base)."""
+    store = Store.open(directory / "store.sqlite")
     try:
         if version is not None:
             serve_version(store, version)

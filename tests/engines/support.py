@@ -31,6 +31,7 @@ from openclaw_rl.types import PolicyVersion, SamplingParams, VersionState
 T = TypeVar("T")
 REQUIRED = "OPENCLAW_RL_TEST_EVERY_ENGINE"
 """Set in the environment: an engine that is not installed is a failure, not a skip (`make test-every-engine`)."""
+STORY = "Write a long story about a river, a town, and the people who live there."
 MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 

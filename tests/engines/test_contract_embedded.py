@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from openclaw_rl.config import Config, ModelConfig
+from openclaw_rl.config import ModelConfig
 from openclaw_rl.models import resolve_model
 from tests.engines.contract import EngineContract
-from tests.engines.harness import EngineHarness
+from tests.engines.harness import EngineHarness, contract_config
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 
@@ -23,10 +23,7 @@ class EmbeddedHarness(EngineHarness):
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
     model = resolve_model(ModelConfig())
-    engine = {"context_length": 512, "max_versions": 3, "threads": 1}
-    run_dir = tmp_path_factory.mktemp("embedded")
-    config = Config.model_validate({"run_dir": run_dir, "model": {"path": str(model)}, "engine": engine})
-    with EmbeddedHarness(config, model) as started:
+    with EmbeddedHarness(contract_config(tmp_path_factory.mktemp("embedded"), model), model) as started:
         yield started
 
 

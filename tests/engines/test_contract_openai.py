@@ -22,15 +22,18 @@ import pytest
 from openclaw_rl.config import Config, ModelConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import resolve_model
+from openclaw_rl.serving.engines.openai import wire
 from openclaw_rl.serving.engines.openai.client import OpenAIEngine
-from openclaw_rl.serving.engines.protocol import ChatRequest, Engine, InvalidEngineRequest
+from openclaw_rl.serving.engines.openai.reading import AnswerReader
+from openclaw_rl.serving.engines.protocol import ChatRequest, Engine, InvalidEngineRequest, PromptRead, TokensDrawn
 from openclaw_rl.serving.engines.rendering import Renderer
 from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION
 from openclaw_rl.serving.engines.vllm.launch import find_python, server_environment
 from openclaw_rl.types import SamplingParams
 from tests.engines.contract import conversation
-from tests.engines.harness import EngineHarness, answer, free_port
-from tests.engines.support import not_installed
+from tests.engines.contract_limits import told_by
+from tests.engines.harness import EngineHarness, Stream, answer, assert_close, contract_config, free_port
+from tests.engines.support import STORY, not_installed, request
 from tests.engines.vllm_promises import TOKENS_IN_A_PASS, CountingHarness, VllmContract
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
@@ -43,7 +46,7 @@ CUT = {"top_p": 0.5, "top_k": 3, "repetition_penalty": 1.5}
 class UpstreamHarness(CountingHarness):
     """Starts vLLM in the place of an engine process: with `engine.kind = openai` nothing of ours stands between."""
 
-    tells_restarts = False
+    tells_restarts = has_queue = bounds_versions = False
 
     def launch(self) -> None:
         """Start vLLM's server, in a process group of its own."""
@@ -59,6 +62,10 @@ class UpstreamHarness(CountingHarness):
                 start_new_session=True,
             )
         self.changed = False
+
+    def restore(self) -> None:
+        """By another start: what a broken version left in its cache is not ours to heal."""
+        self.restart()
 
     def environment(self) -> dict[str, str]:
         """That of a server which loads adapters while it runs; not the routes for developers."""
@@ -88,13 +95,19 @@ class UpstreamHarness(CountingHarness):
 
     def metrics(self) -> httpx.Response:
         """At the address at which it serves."""
-        address = self.config.engine.urls[0].removesuffix("/v1")
         with httpx.Client(trust_env=False) as http:
-            return http.get(f"{address}/metrics")
+            return http.get(f"{self.address}/metrics")
+
+    @property
+    def address(self) -> str:
+        """Where all of its routes are, those of OpenAI's among them."""
+        return self.config.engine.urls[0].removesuffix("/v1")
 
 
 def server_command(config: Config, model: Path) -> list[str]:
     """vLLM's OpenAI server as anybody starts it who serves adapters (docs/14); it ends with this process.
+
+    With the route for tokens in, tokens out, it will also do for `engine.kind = vllm` (docs/13).
 
     On a CPU it takes the base for an adapter without our extension of its workers (docs/13).
     """
@@ -117,7 +130,8 @@ def server_command(config: Config, model: Path) -> list[str]:
         "--worker-extension-cls": EXTENSION,
     }
     arguments = [part for option in options.items() for part in option]
-    arguments += ["--enable-lora", "--enable-auto-tool-choice", "--enforce-eager", "--disable-uvicorn-access-log"]
+    arguments += ["--enable-lora", "--enable-auto-tool-choice", "--enable-scale-out"]
+    arguments += ["--enforce-eager", "--disable-uvicorn-access-log"]
     arguments += ["--lora-target-modules", *config.training.lora.target_modules]
     tied = [sys.executable, "-m", "openclaw_rl.serving.engines.vllm.tied", str(os.getpid())]
     return [*tied, str(find_python(config)), "-m", "vllm.entrypoints.openai.api_server", *arguments]
@@ -126,16 +140,12 @@ def server_command(config: Config, model: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
     model = resolve_model(ModelConfig())
-    engine = {
-        "kind": "openai",
+    upstream = {
         "urls": [f"http://127.0.0.1:{free_port()}/v1"],
         "upstream_model": NAME,
         "upstream_logprobs": "processed",
-        "context_length": 512,
-        "max_versions": 3,
     }
-    run_dir = tmp_path_factory.mktemp("openai")
-    config = Config.model_validate({"run_dir": run_dir, "model": {"path": str(model)}, "engine": engine})
+    config = contract_config(tmp_path_factory.mktemp("openai"), model, kind="openai", **upstream)
     try:
         find_python(config)
     except ConfigError as error:
@@ -150,6 +160,47 @@ def test_status_calls_it_trainable(harness: UpstreamHarness) -> None:
         return (await engine.probe()).words()
 
     assert harness.run(scenario).startswith("served, judged and trainable")
+
+
+def test_a_whole_answer_is_read_as_a_streamed_one_is(harness: UpstreamHarness) -> None:
+    """The body of vLLM's chat route where it is not asked to stream; an upstream may answer so all the same."""
+    asked = conversation(("user", "Name three rivers."), max_tokens=16)
+    streamed = harness.run(lambda engine: answer(engine, asked))
+    body = wire.request_body(asked, model=NAME, wording=wire.Wording(usage=False)) | {"stream": False}
+    with httpx.Client(trust_env=False, timeout=60.0) as http:
+        whole = http.post(f"{harness.address}/v1/chat/completions", json=body)
+    reader = AnswerReader(version=0, with_logprobs=True)
+    read, drawn, finished = [*reader.add(wire.parse_chunk(whole.content)), *reader.end()]
+    assert isinstance(read, PromptRead)
+    assert isinstance(drawn, TokensDrawn)
+    assert read.prompt_ids == streamed.prompt
+    assert (drawn.ids, drawn.text) == (streamed.ids, streamed.text)
+    assert_close(drawn.logprobs, streamed.logprobs, harness.bounds.same)
+    assert finished == streamed.finished
+    assert reader.has_ids
+    assert reader.has_logprobs
+
+
+def test_the_same_server_is_used_as_a_vllm_and_left_as_it_was(harness: UpstreamHarness, tmp_path: Path) -> None:
+    """With `engine.kind = vllm` and its address: neither its defaults for sampling nor its end are ours."""
+    config = contract_config(tmp_path, harness.model, kind="vllm", urls=[harness.address])
+    asked = request(STORY, temperature=0.0, max_tokens=16)
+    version = harness.lora()
+
+    async def scenario(engine: Engine) -> tuple[Stream, Stream]:
+        await engine.load_version(version)
+        adapted = await answer(engine, told_by(version, max_tokens=16))
+        base = await answer(engine, asked)
+        await engine.unload_version(version.version)
+        return base, adapted
+
+    as_upstream = harness.run(lambda engine: answer(engine, asked))
+    with EngineHarness(config, harness.model, start_timeout_s=START_S) as attached:
+        base, adapted = attached.run(scenario)
+    assert (base.prompt, base.ids) == (as_upstream.prompt, as_upstream.ids)
+    assert_close(base.logprobs, as_upstream.logprobs, harness.bounds.same)
+    assert_close(adapted.logprobs, harness.transformers(version, adapted), harness.bounds.transformers)
+    assert harness.run(lambda engine: answer(engine, asked)).ids == base.ids, "who only used it does not end it"
 
 
 class TestOpenai(VllmContract):

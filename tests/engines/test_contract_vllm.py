@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import psutil
 import pytest
 
-from openclaw_rl.config import Config, ModelConfig
+from openclaw_rl.config import ModelConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import resolve_model
-from openclaw_rl.serving.engines.vllm.launch import find_python
-from tests.engines.harness import EngineHarness
+from openclaw_rl.serving.engines.openai import wire
+from openclaw_rl.serving.engines.openai.client import OpenAIEngine
+from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, find_python
+from tests.engines.contract import thinking_aloud
+from tests.engines.harness import EngineHarness, Stream, answer, assert_close, contract_config
 from tests.engines.support import not_installed
 from tests.engines.vllm_promises import TOKENS_IN_A_PASS, CountingHarness, VllmContract
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 START_S = 600.0
+UPSTREAM = "http://localhost/v1/"
 
 
 class VllmHarness(CountingHarness):
@@ -41,26 +47,37 @@ class VllmHarness(CountingHarness):
         self._process = None
 
     def metrics(self) -> httpx.Response:
-        """By the socket that it was told to listen at."""
-        arguments = self.server.cmdline()
-        socket = arguments[arguments.index("--uds") + 1]
-        with httpx.Client(transport=httpx.HTTPTransport(uds=socket)) as http:
+        """By the socket that it listens at."""
+        with httpx.Client(transport=httpx.HTTPTransport(uds=self.socket)) as http:
             return http.get("http://localhost/metrics")
+
+    @property
+    def socket(self) -> str:
+        """Where vLLM was told to listen."""
+        arguments = self.server.cmdline()
+        return arguments[arguments.index("--uds") + 1]
+
+    @contextlib.asynccontextmanager
+    async def upstream(self) -> AsyncIterator[OpenAIEngine]:
+        """The same vLLM by its chat route, which takes reasoning out of the text: as an upstream."""
+        engine = OpenAIEngine(UPSTREAM, model=BASE_NAME, raw_logprobs=False)
+        await engine.close()
+        transport = httpx.AsyncHTTPTransport(uds=self.socket)
+        engine._client = httpx.AsyncClient(base_url=UPSTREAM, transport=transport, timeout=60.0)
+        try:
+            yield engine
+        finally:
+            await engine.close()
 
 
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
     model = resolve_model(ModelConfig())
-    engine = {
-        "kind": "vllm",
-        "context_length": 512,
-        "max_versions": 3,
-        "threads": 1,
-        "extra_args": ["--max-num-batched-tokens", str(TOKENS_IN_A_PASS)],
+    own = {
+        "extra_args": ["--max-num-batched-tokens", str(TOKENS_IN_A_PASS), "--reasoning-parser", "qwen3"],
         "vllm": {"start_timeout_s": START_S},
     }
-    run_dir = tmp_path_factory.mktemp("vllm")
-    config = Config.model_validate({"run_dir": run_dir, "model": {"path": str(model)}, "engine": engine})
+    config = contract_config(tmp_path_factory.mktemp("vllm"), model, kind="vllm", **own)
     try:
         find_python(config)
     except ConfigError as error:
@@ -70,4 +87,27 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]
 
 
 class TestVllm(VllmContract):
-    """The promises, kept."""
+    """The promises, kept; `test_a_reasoning_block_comes_as_it_was_drawn` although vLLM has a parser for it."""
+
+    def test_an_upstreams_reasoning_parser_withholds_text_and_no_ids(self, harness: VllmHarness) -> None:
+        """Of the same vLLM as an upstream, streaming or not."""
+        asked = thinking_aloud()
+
+        async def scenario(_: Engine) -> tuple[Stream, bytes]:
+            async with harness.upstream() as upstream:
+                streamed = await answer(upstream, asked)
+                body = wire.request_body(asked, model=BASE_NAME, wording=wire.Wording(usage=False))
+                whole = await upstream._client.post("chat/completions", json={**body, "stream": False})
+                return streamed, whole.content
+
+        streamed, body = harness.run(scenario)
+        assert streamed.finished is not None
+        assert "think" not in streamed.text
+        assert streamed.text.strip()
+        raw = harness.tokenizer.decode(streamed.ids, skip_special_tokens=True)
+        assert raw.startswith("<think>")
+        assert raw.endswith(streamed.text)
+        assert len(streamed.ids) == streamed.finished.completion_tokens
+        assert_close(streamed.logprobs, harness.transformers(None, streamed), harness.bounds.transformers)
+        whole = wire.parse_chunk(body)
+        assert (whole.text, whole.ids) == (streamed.text, streamed.ids)

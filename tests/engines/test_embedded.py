@@ -307,6 +307,19 @@ def test_a_full_queue_is_an_overload(tiny: Path) -> None:
     with_service(config, body)
 
 
+def test_whoever_finds_a_slot_does_not_wait_however_many_come_at_once(tiny: Path) -> None:
+    config = config_for(tiny, max_parallel=3).model_copy()
+    config = config.model_copy(update={"serving": config.serving.model_copy(update={"max_queue": 1})})
+
+    async def body(service: EmbeddedService) -> list[Answer | BaseException]:
+        asked = request(temperature=1.0, seed=1, max_tokens=400)
+        return await asyncio.gather(*(ask(service, asked) for _ in range(5)), return_exceptions=True)
+
+    came = with_service(config, body)
+    assert sum(isinstance(one, EngineOverloaded) for one in came) == 1
+    assert sum(isinstance(one, Answer) for one in came) == 4
+
+
 def test_top_p_draws_from_the_kept_set_and_says_so(tiny: Path) -> None:
     async def body(service: EmbeddedService) -> tuple[Answer, Answer]:
         greedy = await ask(service, request())

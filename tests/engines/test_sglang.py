@@ -13,20 +13,19 @@ import httpx
 import psutil
 import pytest
 
-from openclaw_rl.config import Config, ModelConfig
+from openclaw_rl.config import ModelConfig
 from openclaw_rl.models import resolve_model
 from openclaw_rl.serving.engines.protocol import Engine, InvalidEngineRequest, UnknownVersion
 from openclaw_rl.serving.engines.sglang.server import KEY_FILE
 from openclaw_rl.serving.engines.sglang.wire import adapter_name
 from openclaw_rl.serving.engines.weights_check import identify
-from openclaw_rl.types import PolicyVersion, VersionState
-from tests.engines.contract import STORY, EngineContract, scored
-from tests.engines.harness import EngineHarness, Stream, answer, assert_close
-from tests.engines.support import not_installed, request
+from openclaw_rl.types import PolicyVersion
+from tests.engines.contract import EngineContract, scored
+from tests.engines.harness import BASE, EngineHarness, Stream, answer, assert_close, contract_config
+from tests.engines.support import STORY, not_installed, request
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(1200)]
 START_S = 600.0
-BASE = PolicyVersion(version=0, state=VersionState.SERVING, path=None, step=0, created_at=0.0)
 
 PYTHON = Path(__file__).resolve().parents[2] / ".venv-sglang-test/bin/python"
 ON_CPU = [
@@ -36,18 +35,13 @@ ON_CPU = [
 ]
 
 
-def config_of(run_dir: Path, model: Path, **engine: Any) -> Config:
-    values = {"kind": "sglang", "context_length": 512, "max_versions": 3, "threads": 1, **engine}
-    return Config.model_validate({"run_dir": run_dir, "model": {"path": str(model)}, "engine": values})
-
-
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineHarness]:
     if not PYTHON.is_file():
         not_installed("no SGLang is here: make sglang-test-venv")
     model = resolve_model(ModelConfig())
-    own = {"sglang": {"python": str(PYTHON)}, "extra_args": ON_CPU}
-    config = config_of(tmp_path_factory.mktemp("sglang"), model, **own)
+    own = {"kind": "sglang", "sglang": {"python": str(PYTHON)}, "extra_args": ON_CPU}
+    config = contract_config(tmp_path_factory.mktemp("sglang"), model, **own)
     with SglangHarness(config, model, start_timeout_s=START_S) as started:
         yield started
 
@@ -56,14 +50,6 @@ class SglangHarness(EngineHarness):
     """SGLang draws with a seed only with deterministic inference, which needs a GPU."""
 
     honours_seeds = False
-
-    def restart(self) -> None:
-        """Put the base back, which takes less than another start; start it again where it is gone."""
-        if self._process is None or self._process.poll() is not None:
-            super().restart()
-            return
-        self.run(lambda engine: engine.load_version(BASE))
-        self.changed = False
 
 
 class TestSglang(EngineContract):
@@ -126,7 +112,9 @@ class TestSglang(EngineContract):
         harness.run(scenario)
 
     def test_a_server_elsewhere_is_used_as_it_is(self, harness: EngineHarness, tmp_path: Path) -> None:
-        attached = config_of(tmp_path, harness.model, urls=[url_of(harness)], api_key=key_of(harness))
+        attached = contract_config(
+            tmp_path, harness.model, kind="sglang", urls=[url_of(harness)], api_key=key_of(harness)
+        )
         asked = request("Name a river.", max_tokens=8)
         one = harness.run(lambda engine: answer(engine, asked))
         with EngineHarness(attached, harness.model, start_timeout_s=START_S) as other:

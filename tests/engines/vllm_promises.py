@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import httpx
 
 from openclaw_rl.serving.engines.protocol import Engine
-from tests.engines.contract import STORY, EngineContract
+from tests.engines.contract import EngineContract
 from tests.engines.harness import EngineHarness, Stream, answer
-from tests.engines.support import request
+from tests.engines.support import STORY, request
 
 TOKENS_IN_A_PASS = 256
 """At most so many tokens does vLLM read in one pass: what its `--max-num-batched-tokens` is told here."""
@@ -32,20 +34,17 @@ class CountingHarness(EngineHarness, ABC):
 
 
 class VllmContract(EngineContract):
-    """The promises, and that nothing is drawn for nobody."""
+    """The promises, and that nothing is drawn for nobody: which vLLM itself counts."""
 
-    def test_no_more_is_drawn_for_a_client_that_left(self, harness: CountingHarness) -> None:
-        async def scenario(engine: Engine) -> tuple[float, float]:
-            stream = Stream(engine, request(STORY, temperature=1.0, max_tokens=400))
-            await stream.reach(3)
-            await stream.leave()
-            await asyncio.sleep(2.0)
-            early = await asyncio.to_thread(harness.drawn)
-            await asyncio.sleep(2.0)
-            return early, await asyncio.to_thread(harness.drawn)
+    def test_a_client_that_leaves_ends_its_generation(self, harness: EngineHarness) -> None:
+        super().test_a_client_that_leaves_ends_its_generation(harness)
+        _check_idle(harness)
 
-        early, late = harness.run(scenario)
-        assert early == late
+    def test_a_client_that_hangs_up_on_the_gateway_ends_its_generation(
+        self, harness: EngineHarness, tmp_path: Path
+    ) -> None:
+        super().test_a_client_that_hangs_up_on_the_gateway_ends_its_generation(harness, tmp_path)
+        _check_idle(harness)
 
     def test_a_seed_fixes_an_answer_whose_prompt_is_read_in_pieces(self, harness: CountingHarness) -> None:
         """Each of them is longer than what vLLM reads in one pass."""
@@ -59,3 +58,12 @@ class VllmContract(EngineContract):
         together, alone = harness.run(scenario)
         assert all(len(stream.prompt) > TOKENS_IN_A_PASS for stream in together)
         assert [stream.ids for stream in together] == [stream.ids for stream in alone]
+
+
+def _check_idle(harness: EngineHarness) -> None:
+    """Whether vLLM draws nothing for anybody."""
+    assert isinstance(harness, CountingHarness)
+    time.sleep(1.0)  # what it was told is on its way
+    early = harness.drawn()
+    time.sleep(1.5)
+    assert harness.drawn() == early > 0

@@ -131,6 +131,19 @@ def test_ids_and_logprobs_are_taken_as_they_come() -> None:
     assert (reader.has_ids, reader.has_logprobs) == (True, True)
 
 
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
+@pytest.mark.parametrize("said", ["delta", "message"])
+def test_ids_of_what_an_upstream_shows_as_reasoning_are_there_and_its_text_is_not(name: str, said: str) -> None:
+    thought = choice(**{said: {name: "Hm.", "content": None}}, token_ids=[1, 2], logprobs=entries(-0.5, -1.5))
+    silent = choice(delta={}, token_ids=[3], logprobs=entries(-2.5))
+    shown = choice(delta={"content": "Yes."}, token_ids=[4], logprobs=entries(-3.5), finish_reason="stop")
+    reader, events = read(thought | {"prompt_token_ids": [9]}, silent, shown)
+    drawn = [event for event in events if isinstance(event, TokensDrawn)]
+    assert [(event.ids, event.text) for event in drawn] == [((1, 2), ""), ((3,), ""), ((4,), "Yes.")]
+    assert [logprob for event in drawn for logprob in event.logprobs] == [-0.5, -1.5, -2.5, -3.5]
+    assert (reader.has_ids, reader.has_logprobs) == (True, True)
+
+
 @pytest.mark.parametrize("told", [None, entries(-0.5), entries(-0.5, -1.0, -2.0)])
 def test_a_logprob_that_does_not_stand_beside_its_id_is_missing(told: Any) -> None:
     chunk = choice(delta={"content": "ab"}, token_ids=[1, 2], logprobs=told, finish_reason="stop")

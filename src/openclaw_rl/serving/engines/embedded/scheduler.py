@@ -104,11 +104,27 @@ class Scheduler:
         with self._wake:
             if self._stopping or self.crash is not None:
                 raise EngineUnavailable("the engine is stopping")
-            if len(self._waiting) >= self._max_queue:
+            if self._is_full_for(job):
                 raise EngineOverloaded(f"{self._max_queue} requests are waiting already")
             self._adapters.acquire(job.version)
             self._waiting.append(job)
             self._wake.notify()
+
+    def _is_full_for(self, job: Job) -> bool:
+        """Whether as many wait as may. Who finds a slot before the next pass does not wait, however many come at
+        once."""
+        left = self._room()
+        for waiting in self._waiting:
+            left[isinstance(waiting, GenerationJob)] -= 1
+        without_slot = sum(max(0, -places) for places in left.values())
+        return left[isinstance(job, GenerationJob)] <= 0 and without_slot >= self._max_queue
+
+    def _room(self) -> dict[bool, int]:
+        """Free slots: for answers (True), for scored texts (False)."""
+        room = {True: self._parallel, False: SCORING_SLOTS}
+        for job in list(self._active):
+            room[isinstance(job, GenerationJob)] -= 1
+        return room
 
     def cancel(self, job: Job) -> None:
         """Nobody waits for `job` any more: its slot is free before the next pass."""
@@ -186,9 +202,7 @@ class Scheduler:
     def _admit(self) -> None:
         """Give waiting jobs their slots, in order, answers and scored texts each within their own number."""
         with self._wake:
-            room = {True: self._parallel, False: SCORING_SLOTS}
-            for job in self._active:
-                room[isinstance(job, GenerationJob)] -= 1
+            room = self._room()
             admitted = []
             for job in self._waiting:
                 if room[isinstance(job, GenerationJob)] > 0:
