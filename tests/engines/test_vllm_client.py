@@ -294,7 +294,8 @@ def test_who_leaves_a_version_that_gave_nan_has_its_traces_removed_too(tiny: Pat
     async def scenario() -> None:
         fake = FakeVllm()
         async with engine_for(fake, tiny) as engine:
-            await engine.load_version(lora(tmp_path, 1))
+            version = lora(tmp_path, 1)
+            await engine.load_version(version)
             fake.hold = asyncio.Event()
             held = Stream(engine, request(version=1, max_tokens=6))
             await held.reach(1)
@@ -303,8 +304,16 @@ def test_who_leaves_a_version_that_gave_nan_has_its_traces_removed_too(tiny: Pat
                 await answer(engine, request(version=1, max_tokens=1))
             await engine.health()
             await until(lambda: len(fake.healed_before) == 1)
+            with pytest.raises(EngineOverloaded, match="gave NaN"):
+                await engine.load_version(version)
             await held.leave()
             await until(lambda: len(fake.healed_before) == 2)
+            await until(lambda: len(fake.unloaded) == 1)
+            await engine.load_version(version)
+            fake.logprob, fake.hold = -0.5, None
+            await answer(engine, request(version=1))
+            await asyncio.sleep(0.05)
+            assert len(fake.healed_before) == 2, "it was loaded anew, and is sound as far as is known"
 
     run(scenario)
 
@@ -312,10 +321,13 @@ def test_who_leaves_a_version_that_gave_nan_has_its_traces_removed_too(tiny: Pat
 def test_what_is_found_broken_while_the_cache_is_healed_is_healed_after_it() -> None:
     async def scenario() -> None:
         passes: list[asyncio.Event] = []
+        failing = asyncio.Event()
 
         async def heal() -> None:
             passes.append(asyncio.Event())
             await passes[-1].wait()
+            if failing.is_set() and len(passes) == 2:
+                raise EngineError("busy")
 
         healing = CacheHealing(heal)
         await healing.clean()
@@ -327,9 +339,14 @@ def test_what_is_found_broken_while_the_cache_is_healed_is_healed_after_it() -> 
         passes[0].set()
         await until(lambda: len(passes) == 2)
         assert not clean.done()
+        healing.begin()
+        failing.set()
         passes[1].set()
+        await until(lambda: len(passes) == 3)
+        assert not clean.done(), "one that fails is not the last"
+        passes[2].set()
         await asyncio.wait_for(clean, 5)
-        assert len(passes) == 2
+        assert len(passes) == 3
 
     run(scenario)
 

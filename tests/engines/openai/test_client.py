@@ -360,6 +360,7 @@ def test_an_upstream_that_does_not_see_the_files_is_not_one_that_loads_none() ->
         (EXACT, Reply(status=404, body=NO_ADAPTER), (1, 1, 1)),
         (EXACT, Reply(status=500, body={"error": {"message": "LoRA is not enabled. Use --enable-lora"}}), (1, 1, 0)),
         (EXACT, Reply(status=404, body={"detail": "Not Found"}), (1, 1, 0)),
+        (EXACT, Reply(status=404, body={"error": {"message": "There is no POST /v1/load_lora_adapter."}}), (1, 1, 0)),
         (EXACT, Reply(status=400, body={"error": "no such route"}), (1, 1, 0)),
         (PLAIN, Reply(status=405, body={}), (0, 0, 0)),
         (Reply(events=[delta("", "length"), USAGE]), Reply(status=404, body={}), (0, 0, 0)),

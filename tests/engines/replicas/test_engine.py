@@ -264,6 +264,49 @@ def test_a_replica_that_hangs_in_a_load_holds_up_neither_the_others_nor_its_sess
     assert not fakes[URLS[0]].asked
 
 
+class SlowToTell(FakeEngine):
+    """Says how it was a while ago."""
+
+    telling: asyncio.Event | None = None
+
+    async def health(self) -> EngineHealth:
+        then = await super().health()
+        if self.telling is not None:
+            self.telling.set()
+            await asyncio.sleep(0.05)
+        return then
+
+
+def test_what_was_loaded_during_a_look_is_not_lost_by_its_older_answer() -> None:
+    fakes = {url: SlowToTell() for url in URLS}
+
+    async def work(engine: ReplicatedEngine, _: Fakes) -> None:
+        for fake in fakes.values():
+            fake.telling = asyncio.Event()
+        looking = asyncio.create_task(engine.health())
+        for fake in fakes.values():
+            await asyncio.wait_for(fake.telling.wait(), 5) if fake.telling else None
+        await engine.load_version(version(1))
+        await looking
+        assert [one.versions for one in engine.report()] == [(0, 1)] * 3
+
+    using(work, fakes=fakes)
+
+
+def test_who_gives_up_a_look_takes_it_from_nobody_else() -> None:
+    fakes = {url: SlowToTell() for url in URLS}
+
+    async def work(engine: ReplicatedEngine, _: Fakes) -> None:
+        for fake in fakes.values():
+            fake.telling = asyncio.Event()
+        one, other = asyncio.create_task(engine.health()), asyncio.create_task(engine.health())
+        await asyncio.sleep(0.01)
+        one.cancel()
+        assert (await other).ready
+
+    using(work, fakes=fakes)
+
+
 def test_a_version_that_no_replica_has_any_more_is_unknown_and_not_an_outage() -> None:
     async def work(engine: ReplicatedEngine, fakes: Fakes) -> None:
         await engine.load_version(version(1))

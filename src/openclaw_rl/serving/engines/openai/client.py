@@ -391,8 +391,8 @@ def upstream_name(version: PolicyVersion) -> str:
 
 
 def _speaks_of_adapters(response: httpx.Response) -> bool:
-    """Whether a refusal is of an adapter, and not of the route."""
-    return "lora" in response.text.lower()
+    """Whether a refusal is of an adapter, and not of the route, whose name it may repeat."""
+    return "lora" in response.text.lower().replace("load_lora_adapter", "")
 
 
 def _not_found(response: httpx.Response, version: PolicyVersion) -> EngineError:

@@ -134,7 +134,7 @@ class ReplicatedEngine:
 
     def _failed(self, replica: Replica, version: int, error: EngineError) -> None:
         if isinstance(error, UnknownVersion):
-            replica.loaded -= {version}
+            replica.forget(version)
             if version == self._wanted:
                 replica.returned = True
                 self._follow(replica)
@@ -198,6 +198,7 @@ class ReplicatedEngine:
             return task.result()
         finally:
             task.cancel()
+            await asyncio.wait({task})
 
     async def _load_on_all(self, able: list[Replica], version: PolicyVersion) -> bool:
         """Load it everywhere at once; a replica that is lost meanwhile gets it when it comes back."""
@@ -247,7 +248,7 @@ class ReplicatedEngine:
         done = await asyncio.gather(*(one.engine.unload_version(version) for one in able), return_exceptions=True)
         for one, error in zip(able, done, strict=True):
             if error is None:
-                one.loaded -= {version} - {BASE_VERSION}
+                one.forget(version)
             elif not isinstance(error, EngineUnavailable):
                 raise error
 
@@ -283,7 +284,10 @@ class ReplicatedEngine:
         for url, one in self._replicas.items():
             if url not in self._looks or self._looks[url].done():
                 self._looks[url] = asyncio.create_task(self._look_at(one, url in drained))
-        await asyncio.gather(*(self._looks[url] for url in awaited or self._replicas))
+        looks = [self._looks[url] for url in awaited or self._replicas]
+        await asyncio.wait(looks)  # not `gather`: who is cancelled here takes no look from others
+        for look in looks:
+            look.result()
 
     async def _look_at(self, replica: Replica, drained: bool) -> None:
         replica.returned |= replica.draining and not drained

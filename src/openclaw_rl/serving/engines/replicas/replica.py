@@ -50,6 +50,7 @@ class Replica:
         self._instance: str | None = None
         self._failures = 0
         self._waits: set[asyncio.Timeout] = set()
+        self._noted: set[int] = set()  # loaded since the look that is under way began: its answer may lack them
 
     @property
     def takes_requests(self) -> bool:
@@ -67,6 +68,7 @@ class Replica:
 
     async def look(self) -> None:
         """Find out how it is."""
+        self._noted.clear()
         try:
             async with asyncio.timeout(self._look_s):
                 health = await self.engine.health()
@@ -78,12 +80,14 @@ class Replica:
             self._missed(str(error), hung=False)
         else:
             self._failures = 0
+            if health.instance_id != self._instance:
+                self._noted.clear()  # of which of the two that was is not known
             if self._instance is not None and (not self.up or health.instance_id != self._instance):
                 self.returned = True
             self._instance = health.instance_id
             self.up = health.ready
             self.problem = "" if health.ready else "it is loading the model"
-            self.loaded = frozenset(health.loaded_versions) | {BASE_VERSION}
+            self.loaded = frozenset(health.loaded_versions) | {BASE_VERSION} | self._noted
             self.queued = health.queued_requests
             self.context_length = health.context_length
         self.looked_at = True
@@ -154,6 +158,12 @@ class Replica:
             self.lose(str(error))
             raise
         self.loaded |= {version.version}
+        self._noted.add(version.version)
+
+    def forget(self, version: int) -> None:
+        """It has that version no longer; the base it always has."""
+        self.loaded -= {version} - {BASE_VERSION}
+        self._noted.discard(version)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Score given tokens.

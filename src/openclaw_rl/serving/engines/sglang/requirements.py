@@ -61,7 +61,7 @@ def another_model(info: Mapping[str, Any], path: str, directory: Path) -> str | 
 
 def _unmet_by_version(info: Mapping[str, Any]) -> list[str]:
     version = str(info.get("version") or "")
-    if release(version) >= release(WRITTEN_FOR):
+    if release(version) >= release(WRITTEN_FOR) or ".dev" in version:  # from sources, as `installed` has it
         return []
     return [
         f"SGLang {version or 'of unknown version'} is too old: {WRITTEN_FOR} or newer is needed (made for and tested "

@@ -200,7 +200,7 @@ def launch(situation: Situation, port: int, options_file: Path) -> ExternalServe
         "--log-level": "warning",
     }
     flags = ["--enable-lora", "--incremental-streaming-output", "--sleep-on-idle"]
-    if situation.serves_whole_models:
+    if situation.serves_whole_models or not config.training.use_lora:  # also where one may only be gone back to
         flags.append("--disable-overlap-schedule")  # what is drawn is counted before a pause: `unmet_by_swaps`
     command = [str(python_of(config)), "-m", "sglang.launch_server"]
     command += [word for option in options.items() for word in option]

@@ -62,8 +62,6 @@ class VllmEngine:
         self._loading = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._healing = CacheHealing(self._api.heal_cache)
-        self._broken: set[int] = set()
-        """Adapters that gave NaN: whatever becomes of the requests that they still answer, their blocks hold some."""
         self._instance_id = uuid.uuid4().hex
         self._process_started: str | None = None
         self._active = 0
@@ -215,11 +213,10 @@ class VllmEngine:
                     self._heal()
                 else:
                     logger.error("policy version %d gives NaN; it is unloaded", version)
-                    self._versions.leave(version)
-                    self._broken.add(version)
+                    self._versions.condemn(served)
                 raise
             finally:
-                if served.version in self._broken:
+                if self._versions.condemned(served):
                     self._heal()
 
     def _heal(self) -> None:
@@ -314,7 +311,6 @@ class VllmEngine:
                 await self._api.healthy()  # if vLLM itself is well, the adapter is at fault
                 raise InvalidEngineRequest(f"vLLM does not load the adapter: {error}", param="path") from error
         self._versions.add(version, name)
-        self._broken.discard(version)
 
     async def _restore_base(self) -> None:
         """Swap the model's own weights back in, where others have taken their place."""

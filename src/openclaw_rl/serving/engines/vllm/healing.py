@@ -29,7 +29,8 @@ class CacheHealing:
 
     async def clean(self) -> None:
         """Return once nothing is being healed."""
-        await self._clean.wait()
+        while not self._clean.is_set():  # it may have begun again before its waiters had their turn
+            await self._clean.wait()
 
     def begin(self) -> None:
         """Heal; once more where that is being done, for what is found now may have been written behind it."""
@@ -42,9 +43,10 @@ class CacheHealing:
         try:
             while self._again:
                 self._again = False
-                await self._heal()
-        except EngineError as error:
-            logger.error("vLLM's cache may hold NaN: %s", error)
+                try:
+                    await self._heal()
+                except EngineError as error:
+                    logger.error("vLLM's cache may hold NaN: %s", error)
         finally:
             self._clean.set()
 

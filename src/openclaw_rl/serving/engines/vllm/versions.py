@@ -41,6 +41,7 @@ class _Adapter:
     name: str
     users: int = 0
     leaving: bool = False
+    broken: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,8 +107,8 @@ class LoadedVersions:
 
     def release(self, served: Served) -> str | None:
         """A request is done; the name to unload, if it was the last of a version that is leaving."""
-        adapter = None if served.version is None else self._adapters.get(served.version)
-        if served.version is None or adapter is None or adapter.name != served.model:
+        adapter = self._adapter_of(served)
+        if served.version is None or adapter is None:
             return None
         adapter.users -= 1
         if adapter.leaving and adapter.users == 0:
@@ -139,12 +140,34 @@ class LoadedVersions:
             raise EngineOverloaded(f"all {self._limit} loaded versions are in use")
 
     def keep(self, version: int) -> bool:
-        """Whether an adapter is there already; one that was leaving stays."""
+        """Whether an adapter is there already; one that was leaving stays.
+
+        Raises:
+            EngineOverloaded: it gave NaN, and its last requests have not ended.
+        """
         adapter = self._adapters.get(version)
+        if adapter is None:
+            return False
+        if adapter.broken:
+            raise EngineOverloaded(f"policy version {version} gave NaN, and is loaded again once nobody uses it")
+        adapter.leaving = False
+        self._used(version)
+        return True
+
+    def condemn(self, served: Served) -> None:
+        """What answers gave NaN: no new request gets it, before it has been loaded again."""
+        adapter = self._adapter_of(served)
         if adapter is not None:
-            adapter.leaving = False
-            self._used(version)
-        return adapter is not None
+            adapter.leaving = adapter.broken = True
+
+    def condemned(self, served: Served) -> bool:
+        """Whether what answers gave NaN to somebody, so that whatever it has read may be NaN too."""
+        adapter = self._adapter_of(served)
+        return adapter is not None and adapter.broken
+
+    def _adapter_of(self, served: Served) -> _Adapter | None:
+        adapter = None if served.version is None else self._adapters.get(served.version)
+        return adapter if adapter is not None and adapter.name == served.model else None
 
     def _used(self, version: int) -> None:
         self._adapters[version] = self._adapters.pop(version)
