@@ -12,6 +12,7 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.config_render import write_private_json
+from openclaw_rl.rollout.waiting import waiting_samples
 from openclaw_rl.serving.gateway.auth import key_id
 from openclaw_rl.serving.gateway.namesakes import namesakes
 from openclaw_rl.store import Store
@@ -107,6 +108,28 @@ def test_pins_of_owners_are_shown_and_lifted_by_name(capsys: pytest.CaptureFixtu
     assert json.loads(run(capsys, run_dir, "policy", "list", "--user", "ann b; rm", "--json")) == []
 
 
+def test_the_shared_policys_versions_cannot_be_pinned_and_a_pin_of_before_is_lifted(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, tmp_path: Path
+) -> None:
+    store = Store.open(run_dir / "store.sqlite")
+    files = store.versions.get(1)
+    assert files is not None
+    store.samples.commit_step(step_record(3), replace(candidate(3), path=files.path))
+    store.versions.serve(3)
+    for action in ("pin", "rollback"):
+        said = run(capsys, run_dir, "policy", action, "3", code=2)
+        assert "policy-v3 is of the shared policy, which serves nobody with policies.per = user" in said
+    assert store.versions.pinned_owners() == set()
+    store.versions.pin(3)  # as it was before policies.per was set
+    run(capsys, run_dir, "policy", "pin", "base", "--user", "ann")
+    assert "pinned are those of ann" in run(capsys, run_dir, "policy", "unpin", code=2)
+    run(capsys, run_dir, "policy", "unpin", "--user", "ann")
+    assert "policy-v3 may be followed" in run(capsys, run_dir, "policy", "unpin")
+    assert store.versions.pinned_owners() == set()
+    assert "nobody's is pinned" in run(capsys, run_dir, "policy", "unpin", code=2)
+    store.close()
+
+
 def test_a_name_that_looks_like_markup_is_shown(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
     run(capsys, run_dir, "policy", "pin", "base", "--user", "[/a]")
     assert "pinned for [/a]" in run(capsys, run_dir, "policy", "list")
@@ -136,6 +159,7 @@ def test_status_counts_no_batch_as_due_that_is_held(capsys: pytest.CaptureFixtur
     def said() -> str:
         report = owners_report(store, config, time.time())
         assert report is not None
+        assert report.batch().startswith(waiting_samples(store, config, time.time()).why)
         return report.batch()
 
     assert said() == "2 of 2 owners with samples have a batch that is due"
@@ -167,6 +191,9 @@ def test_status_warns_of_a_key_that_is_called_like_a_user_of_another(tmp_path: P
     assert namesakes(store, before) == ()
     assert namesakes(store, after) == ("bob",)  # an admin's key may speak for Cora
     assert namesakes(store, make_config(tmp_path, serving={"api_keys": named})) == ()
+    dan = make_config(tmp_path, serving={"api_keys": [{"name": "dan", "key": "d"}]}, policies=policies)
+    Conversation(store, "s-dan").turn("t-dan", owner="dan", key_id="local")  # as an import with --user is
+    assert namesakes(store, dan) == ()
     report = owners_report(store, after, time.time())
     assert report is not None
     (warning,) = (words for words in report.words() if words.startswith("warning"))

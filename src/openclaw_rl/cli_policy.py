@@ -207,8 +207,9 @@ def run_pin(parsed: argparse.Namespace) -> int:
 def run_unpin(parsed: argparse.Namespace) -> int:
     """`policy unpin`."""
     with opened_store(parsed) as (store, config):
-        if parsed.user is None and config.policies.owned:
-            pinned_owners = store.versions.pinned_owners() - {""}
+        pinned_owners = store.versions.pinned_owners()
+        if parsed.user is None and config.policies.owned and pinned_owners != {""}:  # the shared policy's, of before
+            pinned_owners -= {""}
             there = f"pinned are those of {names(pinned_owners)}" if pinned_owners else "nobody's is pinned"
             raise ConfigError(f"{_per(config)}: say whose policy, with --user NAME; {there}")
         pinned = store.versions.pinned(parsed.user or "")
@@ -302,6 +303,8 @@ def _version(store: Store, name: str, user: str | None = None) -> PolicyVersion:
 def _whose(version: PolicyVersion, user: str | None, config: Config) -> str:
     """Whom a version is to serve. The base is everybody's: with a policy for each, somebody has to be named."""
     if version.version != BASE_VERSION:
+        if config.policies.owned and not version.owner:
+            raise ConfigError(f"{version.name} is of the shared policy, which serves nobody with {_per(config)}")
         return version.owner
     if user is None and config.policies.owned:
         raise ConfigError(f"{_per(config)}: say whose policy, with --user NAME")

@@ -43,7 +43,8 @@ def test_by_itself_it_takes_a_free_port(tmp_path: Path, recipe: Path) -> None:
         ({"held_out": 0}, "between 1 and"),
         ({"threads": 0}, "at least 1"),
         ({"max_tokens": 0}, "at least 1"),
-        ({"temperature": 0.0}, "above 0"),
+        ({"temperature": 0.0}, "at least 0.01"),
+        ({"temperature": 0.009}, "at least 0.01"),
     ],
 )
 def test_options_that_cannot_be_honoured_are_errors(values: dict[str, object], words: str) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 
 from openclaw_rl.config import Config, PoliciesConfig, RolloutConfig
 from openclaw_rl.rollout.progress import progress_of
 from openclaw_rl.rollout.samples import build_sample
-from openclaw_rl.rollout.waiting import waiting_samples
+from openclaw_rl.rollout.waiting import held_owners, waiting_samples
 from openclaw_rl.store import Store
-from openclaw_rl.types import Method, Sample, TurnState
+from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.types import LoopName, Method, Sample, TurnState
 from tests.builders import Conversation, make_judgement
+from tests.store.helpers import candidate, step_record
 
 OWNERS = ("ann", "bob", "cora", "dan")
 
@@ -62,6 +65,25 @@ def test_a_pinned_owners_batch_is_not_due_and_nobodys_samples_are_not_counted(st
     waiting = waiting_samples(store, owned, time.time())
     assert (waiting.count, waiting.due) == (8, False)
     assert waiting.why == "0 of 1 owners with samples have a batch that is due"
+
+
+def test_a_batch_of_whom_the_trainer_passes_over_is_not_due(store: Store, owned: Config) -> None:
+    for owner in ("ann", "bob"):
+        give(store, owner, 8)
+
+    def due(after_s: float = 0.0) -> str:
+        return waiting_samples(store, owned, time.time() + after_s).why.partition(" owners")[0]
+
+    assert due() == "2 of 2"
+    store.samples.commit_step(replace(step_record(1), owner="ann"), replace(candidate(1), owner="ann"))
+    assert due() == "1 of 2"
+    LoopReporter(store, LoopName.TRAINING).waiting("a file", put_off=["bob"])
+    assert due() == "0 of 2"
+    assert held_owners(store, time.time())["bob"] == "what failed for bob is tried again"
+    assert due(after_s=60.0) == "1 of 2"  # the trainer is gone
+    store.versions.serve(1)
+    LoopReporter(store, LoopName.TRAINING).working("training step 2")
+    assert due() == "2 of 2"
 
 
 def test_with_one_policy_owners_leftovers_are_no_batch(store: Store, config: Config) -> None:

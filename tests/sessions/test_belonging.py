@@ -11,14 +11,15 @@ import pytest
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.rollout.samples import build_sample
 from openclaw_rl.serving.gateway.auth import key_id
 from openclaw_rl.serving.gateway.recorder import Arrival, Opened, Recorder
 from openclaw_rl.sessions.belonging import Belonging, Belongings
 from openclaw_rl.sessions.importing import import_file
 from openclaw_rl.sessions.reading import FileError
 from openclaw_rl.store import Store
-from openclaw_rl.types import Message
-from tests.builders import Conversation, make_config, state_of, user
+from openclaw_rl.types import ExclusionReason, Message, Method, Sample, TurnState
+from tests.builders import Conversation, make_config, make_judgement, state_of, user
 from tests.sessions.conftest import Import
 from tests.sessions.lives import exported, lived
 from tests.sessions.test_importing import TALK, judge_all, log, turns_of
@@ -91,11 +92,16 @@ def test_what_would_be_nobodys_is_refused(
         ("none", (ANN, "ann"), (None, None), ""),
         ("key", (ANN, "ann"), (BOB, None), "bob"),  # not Ann's policy
         ("key", ("local", ""), (BOB, None), "bob"),
+        ("key", (ANN, ""), (None, None), "ann"),
         ("key", (key_id("gone"), "gone"), (None, None), "gone"),
         ("user", (ANN, "ann"), (BOB, None), "bob"),  # it was the key that spoke, for no user
         ("user", (ANN, "cora"), (BOB, None), "cora"),
         ("user", (ANN, "cora"), (BOB, "dora"), "dora"),
         ("user", ("local", ""), (None, None), ""),
+        ("user", (ANN, ""), (None, None), ""),  # nobody said that it is this Ann
+        ("user", (ANN, ""), (ANN, None), "ann"),
+        ("user", (ANN, ""), (None, "cora"), "cora"),
+        ("user", (ANN, "ann"), (None, None), "ann"),
         ("user", ("local", ""), (None, "cora"), "cora"),
     ],
 )
@@ -169,6 +175,56 @@ def test_an_export_given_to_another_key_trains_nobody_elses_policy(
     elsewhere.close()
     import_file(store, config, path, reconstructor=lambda: reconstructor)
     assert state_of(store, "nobodys1") == ("excluded", "no_owner")
+
+
+@pytest.mark.parametrize(
+    ("per", "was", "names", "owner"),
+    [
+        ("key", "ann", {"key_id": BOB}, "bob"),
+        ("user", "ann", {"user": "bob"}, "bob"),
+        ("user", "", {"user": "ann"}, "ann"),  # from before there were owners
+    ],
+)
+def test_an_export_that_comes_home_to_another_owner_starts_over(
+    tmp_path: Path, store: Store, reconstructor: Any, per: str, was: str, names: dict[str, str], owner: str
+) -> None:
+    config = config_of(tmp_path / "run", per)
+    path = tmp_path / "hers.jsonl"
+
+    def back(**whose: str) -> None:
+        path.write_text(json.dumps(exported(store, "hers")))
+        store.erasure.delete(["hers"], trainer_lives=False)
+        import_file(store, config, path, reconstructor=lambda: reconstructor, **whose)
+
+    turn = Conversation(store, "hers").turn("hers1", [user("Hm?")], key_id=ANN, owner=was)
+    store.turns.move("hers1", TurnState.AWAITING_NEXT_STATE)
+    store.turns.set_next_state("hers1", "next", [user("Shorter.")])
+    judgement = make_judgement("hers1", -1.0, hint="Be short.")
+    store.turns.record_judgement(judgement)
+    sample = build_sample(turn, judgement, Method.COMBINE, now=time.time())
+    assert isinstance(sample, Sample)
+    store.samples.add(sample)
+    back()
+    assert store.samples.ready(was).count == 1
+    assert state_of(store, "hers1") == ("sampled", None)
+    back(**names)
+    assert store.samples.ready().count == 0  # another policy drew it
+    assert state_of(store, "hers1") == ("served", None)
+    (again,) = turns_of(store)
+    assert (again.request.owner, again.reconstructed) == (owner, True)
+
+
+def test_what_was_nobodys_at_home_is_trained_once_somebody_is_named(
+    tmp_path: Path, store: Store, reconstructor: Any
+) -> None:
+    config = config_of(tmp_path / "run", "user")
+    Conversation(store, "nobodys").turn("nobodys1", [user("Hm?")], key_id="local")
+    store.turns.move("nobodys1", TurnState.EXCLUDED, reason=ExclusionReason.NO_OWNER)
+    path = tmp_path / "nobodys.jsonl"
+    path.write_text(json.dumps(exported(store, "nobodys")))
+    store.erasure.delete(["nobodys"], trainer_lives=False)
+    import_file(store, config, path, user="ann", reconstructor=lambda: reconstructor)
+    assert state_of(store, "nobodys1") == ("served", None)
 
 
 def test_a_session_of_another_user_is_not_touched(store: Store, config: Config, importing: Import) -> None:

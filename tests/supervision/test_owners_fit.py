@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.config import Config, LoraConfig, PoliciesConfig, TrainingConfig
+from openclaw_rl.config_engine import EngineConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.store import Store
 from openclaw_rl.store.schema import versions
@@ -91,6 +92,38 @@ def test_one_that_does_not_fit_is_named_and_keeps_nobody_from_starting(tmp_path:
     )
     learn(store, tmp_path, 3, "ann", state="candidate")  # which is what is trained on
     assert told(config_of(tmp_path)) == []
+
+
+ENDS = ", and is not served: the base answers"
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "ends"),
+    [
+        ({"kind": "embedded"}, {"r": 16}, False),
+        ({"kind": "vllm"}, {"r": 16}, True),
+        ({"kind": "vllm"}, {"r": 8}, False),  # vLLM has no kernels for 4 only
+        ({"kind": "vllm"}, {"lora_alpha": 16.0}, False),
+        ({"kind": "vllm"}, {"target_modules": ["k_proj"]}, True),
+        ({"kind": "vllm"}, {"target_modules": ["q_proj"]}, False),
+        ({"kind": "vllm", "extra_args": ["--max-lora-rank=16"]}, {"r": 16}, False),
+        ({"kind": "vllm", "urls": ["http://127.0.0.1:8000"]}, {"r": 16}, False),
+        ({"kind": "sglang"}, {"r": 8}, True),
+        ({"kind": "sglang"}, {"r": 2}, False),
+        ({"kind": "sglang"}, {"target_modules": ["k_proj"]}, False),  # one with q_proj, to SGLang
+        ({"kind": "sglang"}, {"target_modules": ["o_proj"]}, True),
+        ({"kind": "sglang", "extra_args": ["--lora-target-modules", "all"]}, {"target_modules": ["o_proj"]}, False),
+    ],
+)
+def test_it_is_said_of_what_the_engine_will_not_load(
+    tmp_path: Path, store: Store, engine: dict[str, Any], changes: dict[str, Any], ends: bool
+) -> None:
+    learn(store, tmp_path, 1, "ann", **changes)
+    learn(store, tmp_path, 2, "bob")
+    config = config_of(tmp_path).model_copy(update={"engine": EngineConfig.model_validate(engine)})
+    (said,) = told(config)
+    assert "policy-v1 was trained with training.lora." in said
+    assert said.endswith(ENDS) is ends
 
 
 def test_who_is_not_trained_now_is_not_looked_at(tmp_path: Path, store: Store) -> None:

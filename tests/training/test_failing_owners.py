@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from openclaw_rl.config import LoraConfig
+from openclaw_rl.rollout.waiting import PUT_OFF
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.training.cycle import TRAINING_STEP
@@ -108,7 +109,9 @@ def test_an_owner_whose_checkpoint_does_not_fit_training_lora_any_more_stops_nob
     set_pause(loop, 60.0)
     work_off(loop)
     assert [step.owner for step in store.samples.steps()] == ["ann", "bob"]
-    waits = str(store.status.loops()[0].waiting_for)
+    (said,) = store.status.loops()
+    waits = str(said.waiting_for)
+    assert said.details[PUT_OFF] == ["ann"]
     assert words in waits
     assert waits.endswith("begin anew with openclaw-rl policy rollback base --user ann")
     assert store.versions.serving("ann").version == 1

@@ -12,7 +12,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, Setting, from_environment, from_toml, resolve
 from openclaw_rl.evaluation.preferences import PREFERENCES
 from openclaw_rl.evaluation.questions import HELD_OUT_QUESTIONS, TRAINING_QUESTIONS
-from openclaw_rl.types import Method
+from openclaw_rl.types import GREEDY_BELOW, Method
 
 SOURCE = "openclaw-rl demo"
 
@@ -62,9 +62,10 @@ class DemoOptions:
         for flag, number in (("--threads", self.threads), ("--max-tokens", self.max_tokens)):
             if number < 1:
                 raise ConfigError(f"{flag} {number}: at least 1")
-        if not 0.0 < self.temperature <= 2.0:
+        if not GREEDY_BELOW <= self.temperature <= 2.0:
             raise ConfigError(
-                f"--temperature {self.temperature}: above 0 (greedy answers are not trained) and at most 2"
+                f"--temperature {self.temperature}: at least {GREEDY_BELOW} (below it answers are greedy, and not "
+                "trained) and at most 2"
             )
 
 

@@ -82,7 +82,8 @@ class Policy(Protocol):
     ) -> Answer:
         """Answer a conversation. A later call repeats the earlier messages and answers, as every chat client does.
 
-        Waits while the gateway is busy or away, as long as the rollout has time. At temperature 0 nothing is learned.
+        Waits while the gateway is busy or away, as long as the rollout has time. What is drawn at a temperature below
+        0.01 is not learned from.
 
         Raises:
             PolicyRefused: the gateway will not answer this request, now or later.

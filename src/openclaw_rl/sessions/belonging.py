@@ -64,6 +64,8 @@ class Belongings:
             return Belonging(key_id=key, owner=was_owner)
         spoke_for_itself = key_id(was_owner) == was_key  # a key's id is a hash of its name
         name = self._names.get(key, was_owner if spoke_for_itself and key == was_key else "")
+        if self._config.policies.per == "user" and self._key is None and not was_owner:
+            name = ""  # a key of that name is here too, but nobody said that it is the same one's
         user = self._user or ("" if spoke_for_itself else was_owner)
         return Belonging(key_id=key, owner=self._owner(key, name, user))
 

@@ -1,8 +1,8 @@
-"""A full export that comes back: as it was where it was exported, and started over anywhere else.
+"""A full export that comes back: as it was where it was exported and whose it was, and started over otherwise.
 
 A version's number means nothing in another deployment, nor does a step's, and its log-probabilities are another
-policy's. So a turn from elsewhere keeps its tokens, and goes through rollout, judging and training as one that is
-reconstructed.
+policy's; as they are where the policy of another owner is to learn from it (`policies.per`). So such a turn keeps its
+tokens, and goes through rollout, judging and training as one that is reconstructed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def started_over(
 ) -> SessionRows:
     """The session as this deployment takes it in.
 
-    `at_home`: it was exported here, and comes back as it was; only what was in flight is in nobody's hands now.
+    `at_home`: it was exported here, is the same owner's, and comes back as it was; only what was in flight is in
+    nobody's hands now.
     `nobodys`: policies belong to somebody here, and this session to nobody.
     """
     change = _settled if at_home else (lambda turn: _foreign(turn, served_name, rebuild, nobodys))

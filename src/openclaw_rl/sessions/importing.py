@@ -118,11 +118,11 @@ class _Once:
 def _of_document(
     document: Document, belongings: Belongings, ours: str, config: Config, rebuild: Callable[[], Reconstructor]
 ) -> SessionRows:
-    at_home = document.deployment == ours
-    whose = belongings.of_exported(document.rows.session, at_home=at_home)
+    exported_here = document.deployment == ours
+    whose = belongings.of_exported(document.rows.session, at_home=exported_here)
     return started_over(
         belonging_to(document.rows, whose),
-        at_home,
+        exported_here and whose.owner == str(document.rows.session.get("owner", "")),
         config.model.served_name,
         rebuild,
         nobodys=config.policies.owned and not whose.owner,

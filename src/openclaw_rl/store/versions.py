@@ -158,6 +158,12 @@ class VersionStore:
         with self._database.read() as connection:
             return [version_from(row) for row in connection.execute(query).mappings()]
 
+    def candidates(self) -> list[PolicyVersion]:
+        """Those that are committed and not yet in service, whoever's, the first first."""
+        query = versions.select().where(versions.c.state == VersionState.CANDIDATE.value)
+        with self._database.read() as connection:
+            return [version_from(row) for row in connection.execute(query.order_by(versions.c.version)).mappings()]
+
     def owners(self) -> set[str]:
         """Whoever has a version, whatever its state."""
         with self._database.read() as connection:

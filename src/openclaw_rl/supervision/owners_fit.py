@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from openclaw_rl.config import Config, LoraConfig
+from openclaw_rl.config_engine import SERVERS
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import weights_of
+from openclaw_rl.serving.engines.sglang.capabilities import ready_modules
+from openclaw_rl.serving.engines.vllm.capabilities import allowed_rank
 from openclaw_rl.store import Store
 from openclaw_rl.store.migrations import StoreSchemaError
 from openclaw_rl.store.outage import STORE_ERRORS
@@ -43,7 +46,9 @@ def check_owners(config: Config, say: Callable[[str], None]) -> None:
     odd = {name: words for name, found in told.items() if (words := _difference(found, config.training.lora))}
     if not odd:
         return
-    named = "; ".join(f"{name} was trained with {words}" for name, words in list(odd.items())[:SHOWN])
+    unserved = {name: ", and is not served: the base answers" for name in odd if _refused(told[name], config)}
+    some = list(odd.items())[:SHOWN]
+    named = "; ".join(f"{name} was trained with {words}{unserved.get(name, '')}" for name, words in some)
     if len(odd) == len(told):
         raise ConfigError(
             f"training.lora fits no owner's policy, {len(odd)} in all: {named}: set it back, or choose another "
@@ -87,6 +92,23 @@ def _difference(theirs: Mapping[str, Any], own: LoraConfig) -> str | None:
     if isinstance(modules, list) and _last_parts(modules) != _last_parts(own.target_modules):
         return f"training.lora.target_modules = {', '.join(sorted(modules))}"
     return None
+
+
+def _refused(theirs: Mapping[str, Any], config: Config) -> bool:
+    """Whether the engine is a vLLM or SGLang that is started here, for `training.lora`, and will not load this."""
+    engine, own = config.engine, config.training.lora
+    if engine.kind not in SERVERS or engine.urls:
+        return False
+    others = {word.partition("=")[0] for word in engine.extra_args}  # what a person says overrides ours
+    rank, modules = theirs.get("r"), theirs.get("target_modules")
+    most = allowed_rank(own.rank) if engine.kind == "vllm" else own.rank
+    if isinstance(rank, int) and rank > most and "--max-lora-rank" not in others:
+        return True
+    if not isinstance(modules, list):
+        return False
+    if engine.kind == "vllm":  # `check_modules`
+        return not set(modules) <= set(own.target_modules)
+    return "--lora-target-modules" not in others and not ready_modules(modules) <= ready_modules(own.target_modules)
 
 
 def _last_parts(modules: Iterable[str]) -> set[str]:

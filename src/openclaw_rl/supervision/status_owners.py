@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from openclaw_rl.cli_names import shown
 from openclaw_rl.config import Config
+from openclaw_rl.rollout.waiting import held_owners
 from openclaw_rl.serving.gateway import namesakes
 from openclaw_rl.store import Store
 from openclaw_rl.training.due import due_since
-from openclaw_rl.types import VersionState
 
 SHOWN = 4
 """Owners that are named, the last that were there."""
@@ -72,7 +70,7 @@ def owners_report(store: Store, config: Config, now: float) -> OwnersReport | No
     counts = {one.owner: one.count for one in ready}
     seen, last = store.sessions.owners(SHOWN)
     pinned = store.versions.pinned_owners()
-    held = _held(store)
+    held = held_owners(store, now)
     held_now = [one.owner for one in ready if one.owner in held]
     learning = [one for one in ready if one.owner not in held]
     return OwnersReport(
@@ -95,16 +93,3 @@ def owners_report(store: Store, config: Config, now: float) -> OwnersReport | No
         ),
         namesakes=namesakes.namesakes(store, config),
     )
-
-
-def _held(store: Store) -> Mapping[str, str]:
-    """Who is not trained now, and why; whom the trainer has put off because something failed it says itself."""
-    held = {
-        one.owner: f"{one.name} of {shown(one.owner)} is not in service yet"
-        for one in store.versions.all()
-        if one.state is VersionState.CANDIDATE
-    }
-    for owner in store.versions.pinned_owners():
-        user = shlex.quote(owner) if shown(owner) == owner else "NAME"
-        held[owner] = f"{shown(owner)} is pinned (openclaw-rl policy unpin --user {user})"
-    return held

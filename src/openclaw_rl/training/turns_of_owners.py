@@ -7,12 +7,16 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from openclaw_rl.config import Config
+from openclaw_rl.rollout.waiting import PUT_OFF
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.process import Reports
 from openclaw_rl.training.due import next_owner
 from openclaw_rl.training.publish import candidates
 from openclaw_rl.training.put_off import PutOff
 from openclaw_rl.training.trainer import TrainerState
+
+TOLD = 100
+"""Owners put off that are told by name, so that others count no batch of theirs as due."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,9 +89,9 @@ class Turns:
         if owner is None:
             passed = len(ready) - len(learning)
             words = f"a full batch of an owner: {len(learning)} have samples" + f", {passed} are held" * bool(passed)
-            put_off = (self._put_off.words(one) for one in sorted(self._put_off.owners()))
-            again = [reason for reason in put_off if reason is not None]
-            reporter.waiting(
-                "; ".join([words, *again[:1]]), ready=sum(one.count for one in learning), owners=len(learning)
-            )
+            put_off = self._put_off.owners()
+            again = [reason for one in sorted(put_off) if (reason := self._put_off.words(one)) is not None]
+            told = [one.owner for one in ready if one.owner in put_off][:TOLD]
+            count = sum(one.count for one in learning)
+            reporter.waiting("; ".join([words, *again[:1]]), ready=count, owners=len(learning), **{PUT_OFF: told})
         return owner

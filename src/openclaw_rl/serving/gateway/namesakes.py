@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from openclaw_rl.config import Config
-from openclaw_rl.serving.gateway.auth import key_id
+from openclaw_rl.serving.gateway.auth import LOCAL, key_id
 from openclaw_rl.store import Store
 
 logger = logging.getLogger(__name__)
@@ -19,12 +19,12 @@ logger = logging.getLogger(__name__)
 def namesakes(store: Store, config: Config) -> tuple[str, ...]:
     """The names of keys that are also those of users of other keys, with a policy for each.
 
-    An admin's key may speak for any other, and is not counted.
+    An admin's key may speak for any other, and is not counted; nor is whoever had none (`LOCAL`), as in imports.
     """
     if not config.policies.owned:
         return ()
     keys = config.serving.api_keys
-    admins = {key_id(key.name) for key in keys if key.admin}
+    admins = {LOCAL.key_id, *(key_id(key.name) for key in keys if key.admin)}
     return tuple(key.name for key in keys if store.sessions.spoken_for_by(key.name) - admins - {key_id(key.name)})
 
 

@@ -13,7 +13,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length
 from openclaw_rl.serving.engines.installed import Package
-from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION, MADE_FOR
+from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION, MADE_FOR, allowed_rank
 
 VENV_PYTHON = Path(".venv-vllm/bin/python")
 PACKAGE = Package(
@@ -77,7 +77,7 @@ def server_command(config: Config, *, python: Path, model: Path, context: int, s
         "--dtype": dtype_of(config),
         "--max-model-len": str(context),
         "--max-num-seqs": str(config.engine.max_parallel),
-        "--max-lora-rank": str(_allowed_rank(config.training.lora.rank)),
+        "--max-lora-rank": str(allowed_rank(config.training.lora.rank)),
         "--max-loras": versions,
         "--max-cpu-loras": versions,
         "--logprobs-mode": "processed_logprobs",
@@ -108,15 +108,3 @@ def server_environment(config: Config, inherited: Mapping[str, str]) -> dict[str
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-
-
-def _allowed_rank(rank: int) -> int:
-    """The smallest rank that vLLM has kernels for and that holds `rank`.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    for allowed in (1, 8, 16, 32, 64, 128, 256, 320, 512):
-        if rank <= allowed:
-            return allowed
-    raise ConfigError(f"training.lora.rank {rank}: vLLM loads adapters of rank 512 at most")
