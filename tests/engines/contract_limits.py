@@ -53,7 +53,12 @@ class LimitsContract:
         """`max_tokens` is what the context leaves, and not one more or less."""
         room = harness.config.engine.context_length - len(harness.rendered(request(STORY)))
         asked = request("long " * (room - ROOM) + STORY, max_tokens=10_000)
-        stream = harness.run(lambda engine: answer(engine, asked))
+
+        async def scenario(engine: Engine) -> Stream:
+            await engine.health()  # as whoever serves it has done before: an upstream tells its context so
+            return await answer(engine, asked)
+
+        stream = harness.run(scenario)
         assert stream.finished is not None
         assert stream.finished.finish_reason is FinishReason.LENGTH
         assert len(stream.ids) == ROOM == stream.finished.completion_tokens
