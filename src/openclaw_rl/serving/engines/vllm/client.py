@@ -147,7 +147,11 @@ class VllmEngine:
             self._drawer(request, served)
             salt = self._versions.salt
             body = wire.generate_body(
-                prompt, sampling, model=served.model, max_tokens=min(sampling.max_tokens, room), salt=salt
+                prompt,
+                sampling,
+                model=served.model,
+                max_tokens=min(sampling.max_tokens, room),
+                salt=self._apart(salt),
             )
             async with contextlib.aclosing(self._api.generate(body)) as chunks:
                 async for chunk in chunks:
@@ -182,7 +186,7 @@ class VllmEngine:
         await self._healing.clean()
         with self._counted(), self._serving(request.version) as served:
             salt = self._versions.salt
-            body = wire.score_body(request.ids, model=served.model, salt=salt)
+            body = wire.score_body(request.ids, model=served.model, salt=self._apart(salt))
             self._check_scores(served, request.version, salt)
             answer = await self._api.ask_whole(body)
             self._check_scores(served, request.version, salt)
@@ -232,6 +236,11 @@ class VllmEngine:
         if self._versions.model_version is None:
             raise EngineError("vLLM holds weights of no known version")
         return self._versions.model_version
+
+    def _apart(self, salt: str | None) -> str | None:
+        """What the prefix of a request that begins now is kept apart by: the swap's `salt`, and each healing."""
+        healed = f"healed-{self._healing.passes}" if self._healing.passes else None
+        return "-".join(part for part in (salt, healed) if part is not None) or None
 
     def _certain(self, served: Served, salt: str | None) -> bool:
         """Whether what an adapter draws is still its version's: no model was swapped beneath it since the salt was

@@ -25,6 +25,9 @@ class CacheHealing:
         self._clean = asyncio.Event()
         self._clean.set()
         self._again = False
+        self.passes = 0
+        """How often it was gone over. What was cached before has zeros in the place of NaN, and nobody is to read on
+        from it: this goes into what prefixes are kept apart by."""
         self._task: asyncio.Task[None] | None = None
 
     async def clean(self) -> None:
@@ -43,6 +46,7 @@ class CacheHealing:
         try:
             while self._again:
                 self._again = False
+                self.passes += 1
                 try:
                     await self._heal()
                 except EngineError as error:

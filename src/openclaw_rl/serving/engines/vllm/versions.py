@@ -41,7 +41,8 @@ class _Adapter:
     name: str
     users: int = 0
     leaving: bool = False
-    broken: bool = False
+    broken: int = 0
+    """How often it gave NaN."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +54,8 @@ class Served:
 
     model: str
     version: int | None
+    broken: int = 0
+    """How often it had given NaN when this began."""
 
 
 class LoadedVersions:
@@ -103,7 +106,7 @@ class LoadedVersions:
             raise UnknownVersion(f"policy version {version} is not loaded", param="model")
         adapter.users += 1
         self._used(version)
-        return Served(model=adapter.name, version=version)
+        return Served(model=adapter.name, version=version, broken=adapter.broken)
 
     def release(self, served: Served) -> str | None:
         """A request is done; the name to unload, if it was the last of a version that is leaving."""
@@ -140,30 +143,24 @@ class LoadedVersions:
             raise EngineOverloaded(f"all {self._limit} loaded versions are in use")
 
     def keep(self, version: int) -> bool:
-        """Whether an adapter is there already; one that was leaving stays.
-
-        Raises:
-            EngineOverloaded: it gave NaN, and its last requests have not ended.
-        """
+        """Whether an adapter is there already; one that was leaving stays."""
         adapter = self._adapters.get(version)
-        if adapter is None:
-            return False
-        if adapter.broken:
-            raise EngineOverloaded(f"policy version {version} gave NaN, and is loaded again once nobody uses it")
-        adapter.leaving = False
-        self._used(version)
-        return True
+        if adapter is not None:
+            adapter.leaving = False
+            self._used(version)
+        return adapter is not None
 
     def condemn(self, served: Served) -> None:
-        """What answers gave NaN: no new request gets it, before it has been loaded again."""
+        """What answers gave NaN: no new request gets it, unless it is asked for again."""
         adapter = self._adapter_of(served)
         if adapter is not None:
-            adapter.leaving = adapter.broken = True
+            adapter.leaving = True
+            adapter.broken += 1
 
     def condemned(self, served: Served) -> bool:
-        """Whether what answers gave NaN to somebody, so that whatever it has read may be NaN too."""
+        """Whether what answers gave NaN to somebody since this began, so that what it has read may be NaN too."""
         adapter = self._adapter_of(served)
-        return adapter is not None and adapter.broken
+        return adapter is not None and adapter.broken > served.broken
 
     def _adapter_of(self, served: Served) -> _Adapter | None:
         adapter = None if served.version is None else self._adapters.get(served.version)
