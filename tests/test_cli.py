@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from openclaw_rl import __version__
-from openclaw_rl.cli import main
+from openclaw_rl.cli import main, what_to_try
 from openclaw_rl.cli_chat import _key, version_name
 from openclaw_rl.config import ApiKey, Config
 from openclaw_rl.config_sources import from_tree, resolve
@@ -218,6 +218,14 @@ def test_what_cannot_be_done_together_or_at_all_is_one_line(
     occupied.write_text("")
     assert main(["up", "--run-dir", str(occupied)]) == 2
     assert "cannot use run_dir" in capsys.readouterr().err
+
+
+def test_who_has_a_policy_of_their_own_is_told_to_say_who_they_are() -> None:
+    config = Config.model_validate({"policies": {"per": "user"}})
+    tried = what_to_try("http://127.0.0.1:8000/v1", config)
+    assert "openclaw-rl chat --user YOU\n" in tried
+    assert "-H 'X-User-Id: YOU'" in tried
+    assert "YOU" not in what_to_try("http://127.0.0.1:8000/v1", Config())
 
 
 def test_chat_takes_a_key_that_is_trained_on() -> None:

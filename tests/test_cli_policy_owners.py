@@ -199,3 +199,14 @@ def test_status_warns_of_a_key_that_is_called_like_a_user_of_another(tmp_path: P
     (warning,) = (words for words in report.words() if words.startswith("warning"))
     assert "the API key bob has the policy of a user bob whom other keys spoke for" in warning
     store.close()
+
+
+def test_with_one_policy_for_all_an_owners_version_is_neither_served_nor_pinned(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of(run_dir)
+    write_private_json(config.model_copy(update={"policies": type(config.policies)()}), child_config_path(run_dir))
+    for asked in (("rollback", "policy-v1"), ("pin", "policy-v1"), ("rollback", "base", "--user", "ann")):
+        said = run(capsys, run_dir, "policy", *asked, code=2)
+        assert "ann has no policy of their own with policies.per = none" in said
+    assert in_service(run_dir, "ann") == 1

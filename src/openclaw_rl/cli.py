@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from openclaw_rl import __version__
 from openclaw_rl.cli_engine import add_engine
 from openclaw_rl.cli_judge import add_judge
+from openclaw_rl.cli_names import given
 from openclaw_rl.cli_plot import add_plot
 from openclaw_rl.cli_policy import add_policy
 from openclaw_rl.cli_sessions import add_sessions
@@ -98,10 +99,13 @@ def what_to_try(url: str, config: Config) -> str:
     }
     where = "" if config.run_dir == Config().run_dir else f" --run-dir {config.run_dir}"
     key = " -H 'Authorization: Bearer YOUR_KEY'" if config.serving.api_keys else ""
+    user = ""
+    if config.policies.per == "user":
+        user, key = " --user YOU", f"{key} -H 'X-User-Id: YOU'"
     return "\n".join(
         [
             f"point any OpenAI client at {url}, or try in another terminal:",
-            f"  openclaw-rl chat{where}",
+            f"  openclaw-rl chat{user}{where}",
             f"  openclaw-rl status --watch{where}",
             f"  curl -N {url}/chat/completions -H 'Content-Type: application/json'{key} -d '{json.dumps(asked)}'",
             "Ctrl-C stops it.",
@@ -141,7 +145,9 @@ def run_chat(parsed: argparse.Namespace) -> int:
     from openclaw_rl.cli_chat import chat
 
     run_dir = resolve_arguments(parsed, None).config.run_dir
-    return chat(run_dir, model=parsed.model, temperature=parsed.temperature, max_tokens=parsed.max_tokens)
+    return chat(
+        run_dir, model=parsed.model, temperature=parsed.temperature, max_tokens=parsed.max_tokens, user=parsed.user
+    )
 
 
 def run_demo(parsed: argparse.Namespace) -> int:
@@ -284,6 +290,7 @@ def _add_chat(commands: Any) -> None:
     parser.add_argument("--model", help="another model name, such as base or policy-v3")
     parser.add_argument("--temperature", type=float, default=1.0, help="1.0 by default: what is drawn can be trained")
     parser.add_argument("--max-tokens", type=int, help="the longest answer")
+    parser.add_argument("--user", type=given, help="whose policy is to learn, where policies.per = user")
     _add_run_dir(parser)
 
 

@@ -31,8 +31,10 @@ class Conversation:
     version: str | None = None
 
 
-def chat(run_dir: Path, *, model: str | None, temperature: float, max_tokens: int | None) -> int:
-    """Talk until `/quit` or the end of input; the exit code."""
+def chat(
+    run_dir: Path, *, model: str | None, temperature: float, max_tokens: int | None, user: str | None = None
+) -> int:
+    """Talk until `/quit` or the end of input; the exit code. `user`: whose policy answers (`policies.per`)."""
     console = Console(highlight=False, soft_wrap=True)
     state = read_state(run_dir.expanduser())
     if state is None or not state.alive:
@@ -46,12 +48,17 @@ def chat(run_dir: Path, *, model: str | None, temperature: float, max_tokens: in
         api_key=_key(config.serving.api_keys),
         max_retries=0,
         timeout=REQUEST_TIMEOUT_S,
-        http_client=openai.DefaultHttpxClient(trust_env=False),  # the gateway is on this machine, behind no proxy
+        http_client=openai.DefaultHttpxClient(
+            trust_env=False,  # the gateway is on this machine, behind no proxy
+            headers=[] if user is None else [(b"X-User-Id", user.encode())],
+        ),
     )
     options: dict[str, Any] = {"model": model or config.model.served_name, "temperature": temperature}
     if max_tokens is not None:
         options["max_tokens"] = max_tokens
     console.print(f"{options['model']} at {state.url}. {HELP}.", style="dim", markup=False)
+    if user is None and config.policies.per == "user" and not config.serving.api_keys:
+        console.print("Nobody's policy learns from this: --user NAME says whose is to.", style="dim")
     with client:
         return Talk(client, console, options).run()
 

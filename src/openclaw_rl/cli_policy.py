@@ -302,6 +302,9 @@ def _version(store: Store, name: str, user: str | None = None) -> PolicyVersion:
 
 def _whose(version: PolicyVersion, user: str | None, config: Config) -> str:
     """Whom a version is to serve. The base is everybody's: with a policy for each, somebody has to be named."""
+    owner = version.owner or user
+    if owner and not config.policies.owned:
+        raise ConfigError(f"{shown(owner)} has no policy of their own with {_per(config)}: nothing of theirs serves")
     if version.version != BASE_VERSION:
         if config.policies.owned and not version.owner:
             raise ConfigError(f"{version.name} is of the shared policy, which serves nobody with {_per(config)}")

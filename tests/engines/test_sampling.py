@@ -108,3 +108,11 @@ def test_rows_are_drawn_together_as_each_would_be_alone() -> None:
         (alone,) = draw_all(logits[row : row + 1], [wish(row)])
         assert alone is not None
         assert together[row] == alone
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-38, 0.005])
+def test_what_is_colder_than_anything_that_samples_takes_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([1.0, 30.0, 2.0])
+    drawn = draw(logits, temperature=temperature, top_p=1.0, generator=torch.Generator().manual_seed(0))
+    assert (drawn.token, drawn.logprob) == (1, 0.0)
+    assert torch.isfinite(log_probabilities(logits, temperature)).all()

@@ -316,6 +316,34 @@ def test_a_request_waits_for_a_place_and_is_then_told_to_come_again(tmp_path: Pa
 
 
 @dataclass
+class SlowToLoad(SmallEngine):
+    """Reads the first version's files for a while."""
+
+    async def load_version(self, version: PolicyVersion) -> None:
+        if version.version == 1 and 1 not in self.loaded:
+            await asyncio.sleep(0.5)
+        await super().load_version(version)
+
+
+def test_who_waits_behind_others_goes_on_once_their_version_is_there(tmp_path: Path) -> None:
+    """Ann asks twice while hers is being loaded; Bob, between, waits for a place until she is through."""
+    engine = SlowToLoad(say=lambda _: Said(text="a b c d e f", pause_s=0.15), places=1)
+    with per_user(tmp_path, engine) as gateway:
+        publish(gateway.store, 1, "ann")
+        publish(gateway.store, 2, "bob")
+        found: list[str] = []
+        threads = []
+        for owner in ("ann", "bob", "ann"):
+            threads.append(threading.Thread(target=lambda owner=owner: found.append(version_for(gateway, owner))))
+            threads[-1].start()
+            time.sleep(0.1)
+        for thread in threads:
+            thread.join(20)
+    assert [request.version for request in engine.asked] == [1, 1, 2]
+    assert sorted(found) == ["1", "1", "2"]
+
+
+@dataclass
 class SlowToBegin(FakeEngine):
     """As an upstream of somebody else's is: it says nothing before the first token."""
 

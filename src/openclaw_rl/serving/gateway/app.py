@@ -221,7 +221,9 @@ def _add_feedback_routes(app: FastAPI, services: Services) -> None:
             logger.error("a reward was not recorded (%s)", reason_of(error))
             raise errors.record_unavailable() from error
         if rated is None:
-            raise errors.GatewayError(404, "This key has no such turn in such a session.", code="turn_not_found")
+            raise errors.GatewayError(
+                404, "This key has no such turn in such a session of that user.", code="turn_not_found"
+            )
         body = {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.recorded_only}
         return _json(200, {**body, "repeated": rated.repeated})
 

@@ -89,8 +89,8 @@ class OwnerNames:
             return principal.name
         if user:
             return self._allowed(_checked(user, "user"), "user", principal)
-        if header:
-            return self._allowed(_checked(_utf8(header), "X-User-Id"), "X-User-Id", principal)
+        if header and header.strip(" \t"):  # blanks around a header's value are none of it (RFC 9110)
+            return self._allowed(_checked(_utf8(header.strip(" \t")), "X-User-Id"), "X-User-Id", principal)
         return principal.name
 
     def _allowed(self, name: str, field: str, principal: Principal) -> str:
@@ -258,17 +258,38 @@ class Router:
         if version.version in self._keeper.loaded:
             yield version.version
             return
-        try:
-            async with asyncio.timeout(max(0.0, deadline - self._clock())):
-                await self._loading.acquire()
-        except TimeoutError:
-            raise unavailable("Other policies are being loaded; try again shortly.") from None
+        if not await self._my_turn(version.version, deadline):
+            yield version.version
+            return
         with contextlib.ExitStack() as held:
             held.callback(self._loading.release)
             number = await self._loadable(version, deadline, any_of_owner)
             timer = asyncio.get_running_loop().call_later(HELD_S, held.close)
             held.callback(timer.cancel)
             yield number
+
+    async def _my_turn(self, number: int, deadline: float) -> bool:
+        """Wait to load, in the order of arrival: True with the lock; False where that version was loaded meanwhile.
+
+        Raises:
+            GatewayError: 503, neither by `deadline`.
+        """
+        turn = asyncio.create_task(self._loading.acquire())
+        there = asyncio.create_task(self._keeper.until_loaded(number))
+        taken = False
+        try:
+            left = max(0.0, deadline - self._clock())
+            done, _ = await asyncio.wait({turn, there}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                raise unavailable("Other policies are being loaded; try again shortly.")
+            taken = turn in done
+            return taken
+        finally:
+            there.cancel()
+            if not turn.done():
+                turn.cancel()
+            elif not taken:  # it came in the moment in which we were given up
+                self._loading.release()
 
     async def _loadable(self, version: PolicyVersion, deadline: float, any_of_owner: bool) -> int:
         """The number of the version that is loaded in the end."""

@@ -70,6 +70,7 @@ class VersionKeeper:
         self._problem = "the engine has not answered yet"
         self._routable = asyncio.Event()
         self._wake = asyncio.Event()
+        self._news = asyncio.Event()  # more may be loaded than before
 
     # --- what the handlers ask -----------------------------------------------------------------------------
 
@@ -107,6 +108,13 @@ class VersionKeeper:
         """The engine has loaded it."""
         self._loaded |= {version}
         self._noted.add(version)
+        self._news.set()
+
+    async def until_loaded(self, version: int) -> None:
+        """Return once the engine has it, as far as is known."""
+        while version not in self._loaded:
+            self._news.clear()
+            await self._news.wait()
 
     def forget(self, version: int) -> None:
         """The engine says that it has it no longer."""
@@ -257,6 +265,7 @@ class VersionKeeper:
             self._lose("the engine was restarted")
         # The base only where it is there: see `_base_is_gone`.
         self._loaded = loaded | self._noted
+        self._news.set()
         if not health.ready:
             self._lose("the engine is loading the model")
         elif self._current is not None and self._current not in self._loaded:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from openclaw_rl.types import GREEDY_BELOW
+
 
 class NonFiniteLogits(ArithmeticError):
     """The model gave NaN or infinity: its weights, or the adapter's, are broken."""
@@ -41,16 +43,22 @@ class Wish:
 
 
 def log_probabilities(logits: Tensor, temperature: float) -> Tensor:
-    """log softmax(logits / temperature) over the last axis, in fp32. Temperature 0 (greedy) counts as 1.
+    """log softmax(logits / temperature) over the last axis, in fp32. Temperature 0 (greedy) counts as 1, any other as
+    at least `GREEDY_BELOW`: fp32 would not hold the quotient.
 
     Raises:
         NonFiniteLogits: some row has no distribution.
     """
-    scaled = logits.float() if temperature in (0.0, 1.0) else logits.float() / temperature
+    divisor = _divisor(temperature)
+    scaled = logits.float() if divisor == 1.0 else logits.float() / divisor
     result = torch.log_softmax(scaled, dim=-1)
     if not bool(torch.isfinite(result.amax(dim=-1)).all()):
         raise NonFiniteLogits("the model's logits are not finite")
     return result
+
+
+def _divisor(temperature: float) -> float:
+    return max(temperature, GREEDY_BELOW) if temperature else 1.0
 
 
 def draw(logits: Tensor, *, temperature: float, top_p: float, generator: torch.Generator, top_k: int = 0) -> Drawn:
@@ -74,7 +82,7 @@ def draw_all(logits: Tensor, wishes: Sequence[Wish]) -> list[Drawn | None]:
     2020) and renormalised: the log-probability is that of the token in the kept set. With top_k > 0 no more than the
     top_k likeliest are kept, and top_p is a share of theirs.
     """
-    temperatures = torch.tensor([wish.temperature or 1.0 for wish in wishes])
+    temperatures = torch.tensor([_divisor(wish.temperature) for wish in wishes])
     scaled = logits.float() if bool((temperatures == 1.0).all()) else logits.float() / temperatures[:, None]
     logprobs = torch.log_softmax(scaled, dim=-1)
     finite = torch.isfinite(logprobs.amax(dim=-1)).tolist()
