@@ -108,6 +108,7 @@ COPY = """rm -rf copied && mkdir copied && python -c "
 import sqlite3
 sqlite3.connect('openclaw-run/store.sqlite').execute(\\"VACUUM INTO 'copied/store.sqlite'\\")" """
 ON_A_COPY = "the deployment of the other tests goes on"
+FOR_EACH_USER = "OPENCLAW_RL_POLICIES__PER=user"
 
 TWO = """mkdir -p two && python -c "
 from pathlib import Path
@@ -250,14 +251,14 @@ COMMANDS: dict[str, Entry] = {
     "openclaw-rl policy show serving --user ann": Run(prints=("base",), needs_version=True),
     "openclaw-rl policy rollback base --user ann": Run(
         prints=("base was in service and stays",),
-        as_command=f"{COPY} && openclaw-rl policy rollback base --user ann --run-dir copied",
-        because=ON_A_COPY,
+        as_command=f"{COPY} && {FOR_EACH_USER} openclaw-rl policy rollback base --user ann --run-dir copied",
+        because=f"{ON_A_COPY}, and it has one policy for all",
         needs_version=True,
     ),
     "openclaw-rl policy pin base --user ann": Run(
         prints=("base stays in service",),
-        as_command=f"{COPY} && openclaw-rl policy pin base --user ann --run-dir copied",
-        because=ON_A_COPY,
+        as_command=f"{COPY} && {FOR_EACH_USER} openclaw-rl policy pin base --user ann --run-dir copied",
+        because=f"{ON_A_COPY}, and it has one policy for all",
         needs_version=True,
     ),
     "openclaw-rl policy unpin --user ann": Run(prints=("no version was pinned",), needs_version=True),
