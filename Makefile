@@ -85,7 +85,7 @@ test-engines: $(STAMP)
 test-every-engine: $(STAMP) $(VLLM_STAMP) $(SGLANG)/.installed
 	OPENCLAW_RL_TEST_EVERY_ENGINE=1 $(BIN)/python -m pytest -m real_model -rs --durations 15 \
 		tests/engines/test_contract_vllm.py tests/engines/test_contract_openai.py tests/engines/test_sglang.py \
-		tests/engines/test_deployment_vllm.py $(ARGS)
+		tests/engines/test_deployment_vllm.py tests/engines/test_replicas.py $(ARGS)
 
 crash-test: $(STAMP)
 	$(BIN)/python -m benchmarks.crash $(ARGS)

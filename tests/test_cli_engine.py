@@ -15,12 +15,13 @@ from openclaw_rl.supervision.state import child_config_path
 from openclaw_rl.supervision.status_replicas import ReplicaLine, replicas_of
 from openclaw_rl.types import LoopName, LoopStatus
 
-URLS = ("http://127.0.0.1:4001", "http://127.0.0.1:4002")
+PORTS = (4001, 4002)
+URLS = tuple(f"http://127.0.0.1:{port}" for port in PORTS)
 
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    config = Config.model_validate({"run_dir": tmp_path, "engine": {"replicas": 2, "urls": URLS}})
+    config = Config.model_validate({"run_dir": tmp_path, "engine": {"replicas": 2, "replica_ports": PORTS}})
     write_private_json(config, child_config_path(tmp_path))
     return tmp_path
 
@@ -82,9 +83,30 @@ def test_status_has_a_line_for_each() -> None:
     ("section", "words"),
     [
         ({"kind": "embedded", "urls": URLS}, "starts engine.replicas of it"),
+        ({"kind": "embedded", "urls": URLS, "replicas": 2}, "starts engine.replicas of it"),
+        ({"kind": "vllm", "urls": URLS, "replicas": 3}, "engine.replicas = 3, and engine.urls names 2"),
+        ({"replicas": 3, "replica_ports": PORTS}, "names 2 ports, and there are 3 replicas"),
+        ({"replicas": 2, "replica_ports": (4001, 4001)}, "names 1 ports, and there are 2 replicas"),
+        ({"replica_ports": (4001,)}, "is for several engines"),
+        ({"kind": "openai", "urls": URLS, "upstream_model": "m", "replica_ports": PORTS}, "is for several engines"),
         ({"kind": "openai", "urls": URLS, "upstream_model": "m", "replicas": 2}, "name each in engine.urls"),
     ],
 )
 def test_replicas_are_either_started_or_named(section: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Config.model_validate({"engine": section})
+
+
+@pytest.mark.parametrize(
+    ("section", "count"),
+    [
+        ({}, 1),
+        ({"replicas": 3}, 3),
+        ({"kind": "vllm", "replicas": 2}, 2),
+        ({"kind": "sglang", "urls": URLS}, 2),
+        ({"kind": "vllm", "urls": URLS, "replicas": 2}, 2),
+        ({"kind": "openai", "urls": URLS, "upstream_model": "m"}, 2),
+    ],
+)
+def test_how_many_there_are(section: dict[str, Any], count: int) -> None:
+    assert Config.model_validate({"engine": section}).engine.count == count

@@ -10,6 +10,7 @@ from typing import Any
 
 from openclaw_rl.cli_policy import AddCommand
 from openclaw_rl.config_sources import ConfigError, load, load_json, nearest
+from openclaw_rl.supervision.ports import engine_addresses
 from openclaw_rl.supervision.state import child_config_path
 
 OK = 0
@@ -68,7 +69,7 @@ def _replicas(parsed: argparse.Namespace) -> tuple[Path, tuple[str, ...]]:
     path = child_config_path(run_dir)
     if not path.exists():
         raise ConfigError(f"no deployment in {run_dir}: start one with openclaw-rl up")
-    urls = load_json(path).engine.urls
+    urls = engine_addresses(load_json(path))
     if len(urls) < 2:
         raise ConfigError(f"the deployment in {run_dir} has one engine: set engine.replicas or engine.urls for more")
     return run_dir, urls

@@ -379,7 +379,7 @@ class Config(Section):
             keys=len(self.serving.api_keys),
             resume_from=self.training.resume_from_checkpoint,
             use_lora=self.training.use_lora,
-            engines=max(self.engine.replicas, len(self.engine.urls)),
+            engines=self.engine.count,
             rollouts=self.rollout.makes_rollouts,
         )
         return self

@@ -37,10 +37,13 @@ class EngineConfig(Section):
     kind: Literal["embedded", "vllm", "sglang", "openai", "scripted"] = "embedded"
     """Which engine generates (page 13)."""
     urls: tuple[str, ...] = ()
-    """Where engines that run already answer: a vLLM or SGLang (`http://HOST:PORT`) instead of one that is started
-    here, or upstreams (`https://HOST/v1`), of which several are replicas of one engine."""
+    """Where engines that run already answer: vLLM or SGLang (`http://HOST:PORT`) instead of one that is started
+    here, or upstreams (`https://HOST/v1`). Several are replicas of one engine."""
     replicas: Count = 1
-    """Engine processes of kind = embedded, each with a copy of the model; a session stays on one of them."""
+    """How many engines are started here, each with a copy of the model; a session stays on one of them. Those at
+    `urls` count by themselves."""
+    replica_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
+    """Where the processes of several replicas listen; empty: at `port` and at free ones."""
     api_key: SecretStr | None = None
     """kind = openai: the upstream's key; kind = sglang: the `--api-key` of the one at `urls`. Best in the
     environment, `OPENCLAW_RL_ENGINE__API_KEY`."""
@@ -99,8 +102,6 @@ class EngineConfig(Section):
             return self
         if self.urls and self.extra_args:
             raise ValueError("engine.extra_args are for a server that is started here, not for one at engine.urls")
-        if len(self.urls) > 1:
-            raise ValueError(f"engine.urls takes one address with engine.kind = {self.kind}: {_SEVERAL}")
         for url in self.urls:
             address = urlsplit(url)
             if address.scheme != "http" or not address.hostname or address.port is None:
@@ -113,12 +114,15 @@ class EngineConfig(Section):
             raise ValueError("engine.kind = openai needs engine.urls, the upstream's base URL: https://HOST/v1")
         if self.kind == "openai" and self.upstream_model is None:
             raise ValueError("engine.kind = openai needs engine.upstream_model, the model's name there")
-        ours = self.kind in {"embedded", "scripted"}
-        if ours and self.urls and (self.replicas == 1 or len(self.urls) != self.replicas):
+        if self.kind in {"embedded", "scripted"} and self.urls:
             raise ValueError(f"engine.urls is not for engine.kind = {self.kind}: `up` starts engine.replicas of it")
-        if not ours and self.replicas > 1:
-            other = "name each in engine.urls" if self.kind == "openai" else f"it is one server, and {_SEVERAL}"
-            raise ValueError(f"engine.replicas is not for engine.kind = {self.kind}: {other}")
+        if self.kind == "openai" and self.replicas > 1:
+            raise ValueError("engine.replicas is not for engine.kind = openai: name each in engine.urls")
+        if self.urls and self.replicas not in {1, len(self.urls)}:
+            raise ValueError(
+                f"engine.replicas = {self.replicas}, and engine.urls names {len(self.urls)}: leave it out"
+            )
+        self._check_ports()
         for url in self.urls:
             address = urlsplit(url)
             if address.scheme not in {"http", "https"} or not address.hostname:
@@ -129,8 +133,23 @@ class EngineConfig(Section):
             raise ValueError("engine.urls names one address twice")
         return self
 
+    def _check_ports(self) -> None:
+        ports = self.replica_ports
+        if not ports:
+            return
+        if self.kind == "openai" or self.count == 1:
+            raise ValueError("engine.replica_ports is for several engines of which each has a process here")
+        if len(set(ports)) != self.count:
+            raise ValueError(
+                f"engine.replica_ports names {len(set(ports))} ports, and there are {self.count} replicas"
+            )
 
-_SEVERAL = "several vLLM are named in engine.urls with engine.kind = openai (docs/14-replicas.md)"
+    @property
+    def count(self) -> int:
+        """How many engines there are."""
+        return max(self.replicas, len(self.urls))
+
+
 _ONLY_FOR: Mapping[str, str] = {
     "script": "scripted",
     "upstream_model": "openai",

@@ -114,8 +114,7 @@ TWO = """mkdir -p two && python -c "
 from pathlib import Path
 from openclaw_rl.config import Config
 from openclaw_rl.config_render import write_private_json
-urls = ['http://127.0.0.1:4001', 'http://127.0.0.1:4002']
-config = Config.model_validate({'run_dir': 'two', 'engine': {'replicas': 2, 'urls': urls}})
+config = Config.model_validate({'run_dir': 'two', 'engine': {'replicas': 2, 'replica_ports': [4001, 4002]}})
 write_private_json(config, Path('two/config.json'))" """
 
 

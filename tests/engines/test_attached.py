@@ -190,3 +190,11 @@ def test_asking_loads_no_model_library() -> None:
         "import sys, openclaw_rl.serving.engines.attached; sys.exit(bool({'torch', 'transformers'} & {*sys.modules}))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_each_of_several_is_asked(tmp_path: Path) -> None:
+    """And the one that will not do is named."""
+    with listening(create_vllm(FakeVllm())) as first, listening(create_vllm(FakeVllm(lora_enabled=False))) as other:
+        both = {"kind": "vllm", "urls": [first, other], "context_length": 80}
+        message = refusal(Config.model_validate({"run_dir": tmp_path, "engine": both}))
+    assert message.startswith(f"the engine at {other} (engine.kind = vllm) will not do")

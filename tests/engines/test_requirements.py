@@ -26,6 +26,7 @@ from openclaw_rl.serving.engines.requirements import (
     unmet,
 )
 from openclaw_rl.store import Store
+from openclaw_rl.supervision.ports import resolve_ports
 from tests.engines.openai.upstream import EXACT, PLAIN, Reply, listening
 from tests.store.helpers import candidate, step_record
 
@@ -180,3 +181,14 @@ def test_a_server_that_is_started_here_is_held_to_what_its_kind_can_do(tmp_path:
 
 def test_our_own_engine_needs_nothing_asked(tmp_path: Path) -> None:
     check_engine(Config(run_dir=tmp_path), lambda _: pytest.fail("nothing takes time"))
+
+
+@pytest.mark.parametrize("kind", sorted(SPOKEN_FOR))
+def test_several_servers_take_adapters_and_no_whole_models(tmp_path: Path, kind: str) -> None:
+    tree: dict[str, Any] = {"run_dir": tmp_path, "engine": {"kind": kind, "replicas": 2}}
+    check_engine(Config.model_validate(tree), lambda _: pytest.fail("nothing takes time"))
+    message = refusal(Config.model_validate({**tree, "training": {"use_lora": False}}))
+    assert message.startswith("training.use_lora = false needs loading whole models while it serves, and ")
+    assert f"engine.kind = {kind} with 2 replicas has not that" in message
+    assert "of vllm and sglang only without replicas" in message
+    assert not connect(resolve_ports(Config.model_validate(tree))).capabilities.full_weights

@@ -18,9 +18,10 @@ from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.factory import connect
 from openclaw_rl.serving.engines.protocol import EngineUnavailable, InvalidEngineRequest
+from openclaw_rl.serving.engines.replicas.worker import replica_config
 from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.sglang.client import SglangEngine
-from openclaw_rl.serving.engines.sglang.server import DEFAULT_PYTHON, KEY_FILE, _server, launch, python_of
+from openclaw_rl.serving.engines.sglang.server import DEFAULT_PYTHON, KEY_FILE, _key_file, _server, launch, python_of
 from openclaw_rl.supervision.child import module_of
 from openclaw_rl.types import LoopName
 
@@ -123,6 +124,11 @@ def test_one_that_is_started_here_has_a_key_that_only_we_know(tiny: Path, tmp_pa
     assert all(len(key) >= 32 for key in keys)
 
 
+def test_each_of_several_has_a_key_of_its_own(tiny: Path) -> None:
+    config = config_of(tiny, replicas=2, replica_ports=(4001, 4002))
+    assert [_key_file(replica_config(config, number)) for number in range(2)] == ["sglang-1.yaml", "sglang-2.yaml"]
+
+
 async def asked(config: Config, url: str, key: str | None) -> dict[str, Any]:
     """What the server says of itself, once it is there."""
     engine = SglangEngine.from_config(config, url, key=key)
@@ -165,7 +171,7 @@ def test_without_a_name_it_is_looked_for_and_what_is_for_the_tests_is_not_taken(
         ({"kind": "sglang", "urls": ["127.0.0.1:1"]}, "http://HOST:PORT"),
         ({"kind": "sglang", "api_key": "k"}, "engine.api_key is only for"),
         ({"kind": "vllm", "urls": ["http://127.0.0.1:1"], "api_key": "k"}, "engine.api_key is only for"),
-        ({"kind": "sglang", "urls": ["http://127.0.0.1:1", "http://127.0.0.1:2"]}, "one address"),
+        ({"kind": "sglang", "urls": ["http://127.0.0.1:1", "http://127.0.0.1:1/"]}, "one address twice"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(wrong: dict[str, Any], named: str) -> None:

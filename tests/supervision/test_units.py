@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 from openclaw_rl.config import Config, EngineConfig, ServingConfig, TrainingConfig
 from openclaw_rl.config_render import write_private, write_private_json
 from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.serving.engines.replicas.pool import gpus_of_each
 from openclaw_rl.serving.engines.replicas.worker import replica_config
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.child import module_of
 from openclaw_rl.supervision.children import Backoff, Child, loop_environment, rotate_log
-from openclaw_rl.supervision.ports import base_url, resolve_ports
+from openclaw_rl.supervision.ports import base_url, engine_addresses, resolve_ports
 from openclaw_rl.supervision.state import (
     ChildPhase,
     ChildState,
@@ -373,9 +374,55 @@ def prepare_state(run_dir: Path, url: str) -> None:
 
 def test_each_replica_has_a_port_of_its_own_and_its_share_of_the_threads() -> None:
     config = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": {"replicas": 3, "threads": 7}}))
-    ports = [urlsplit(url).port for url in config.engine.urls]
+    ports = config.engine.replica_ports
+    assert [urlsplit(url).port for url in engine_addresses(config)] == list(ports)
     assert ports[0] == config.engine.port
     assert len({*ports, config.serving.port}) == 4
     second = replica_config(config, 1)
     assert (second.engine.port, second.engine.threads, second.engine.urls) == (ports[1], 2, ())
     assert module_of(LoopName.ENGINE, config) != module_of(LoopName.ENGINE, second)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_a_replica_speaks_for_one_server_of_several(kind: str) -> None:
+    servers = ("http://10.0.0.1:8000", "http://10.0.0.2:8000")
+    config = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": {"kind": kind, "urls": servers}}))
+    assert len(engine_addresses(config)) == 2
+    assert not set(engine_addresses(config)) & set(servers), "the gateway asks those who speak for them"
+    each = [replica_config(config, number) for number in range(2)]
+    assert [one.engine.urls for one in each] == [servers[:1], servers[1:]]
+    assert [one.engine.port for one in each] == list(config.engine.replica_ports)
+    assert all(one.engine.count == 1 for one in each)
+    assert all(one.supervisor.shutdown_timeout_s < config.supervisor.shutdown_timeout_s for one in each)
+
+
+def test_ports_of_replicas_can_be_said() -> None:
+    found = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": {"replicas": 2}}))
+    said = {"replicas": 2, "replica_ports": found.engine.replica_ports}
+    again = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": said}))
+    assert again.engine.replica_ports == found.engine.replica_ports
+
+
+GPUS = [
+    ({}, {}, 0, [{}, {}]),  # a CPU
+    ({}, {}, 4, [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]),
+    ({}, {"CUDA_VISIBLE_DEVICES": "5,7,9"}, 10, [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]),
+    ({}, {"CUDA_VISIBLE_DEVICES": ""}, 4, [{}, {}]),  # hidden from us
+    ({"model": {"device": "cpu"}}, {}, 4, [{}, {}]),
+    ({"engine": {"kind": "embedded", "replicas": 2}}, {}, 1, [{}, {}]),
+    ({"engine": {"kind": "vllm", "urls": ["http://a:1", "http://b:1"]}}, {}, 1, [{}, {}]),  # they run already
+]
+
+
+@pytest.mark.parametrize(("more", "environment", "here", "expected"), GPUS)
+def test_servers_that_are_started_here_share_no_gpu(
+    more: dict[str, Any], environment: dict[str, str], here: int, expected: list[dict[str, str]]
+) -> None:
+    config = Config.model_validate({"engine": {"kind": "vllm", "replicas": 2}, **more})
+    assert gpus_of_each(config, environment, here) == expected
+
+
+def test_fewer_gpus_than_servers_are_an_error() -> None:
+    config = Config.model_validate({"engine": {"kind": "sglang", "replicas": 2}})
+    with pytest.raises(ConfigError, match=r"engine.replicas = 2, and there are 1 GPUs"):
+        gpus_of_each(config, {}, 1)

@@ -40,7 +40,7 @@ ENGINE_MODULES: Mapping[str, str] = {
 """Each has `run(config, stop)`, which returns once `stop` is set."""
 
 REPLICAS_MODULE = "openclaw_rl.serving.engines.replicas.pool"
-"""The same for several engines of our own: it starts each as a process, and minds them."""
+"""The same for several: it starts the process of each, and minds them."""
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 QUIET = ("httpx", "httpcore", "openai", "urllib3", "asyncio", "sqlalchemy", "alembic")
@@ -49,7 +49,7 @@ QUIET = ("httpx", "httpcore", "openai", "urllib3", "asyncio", "sqlalchemy", "ale
 
 def module_of(loop: LoopName, config: Config) -> str:
     """The module whose `run` is the loop."""
-    if loop is LoopName.ENGINE and config.engine.replicas > 1:
+    if loop is LoopName.ENGINE and config.engine.count > 1 and config.engine.kind != "openai":
         return REPLICAS_MODULE
     return ENGINE_MODULES[config.engine.kind] if loop is LoopName.ENGINE else MODULES[loop]
 

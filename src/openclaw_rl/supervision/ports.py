@@ -39,7 +39,7 @@ def resolve_port(host: str, port: int, key: str) -> int:
 
 
 def resolve_ports(config: Config) -> Config:
-    """The same tree with real ports for the gateway and the engine, and with the URLs of its replicas.
+    """The same tree with real ports for the gateway and the engine, and for each of its replicas.
 
     Raises:
         ConfigError: if one cannot be bound, or both are the same.
@@ -49,8 +49,8 @@ def resolve_ports(config: Config) -> Config:
     if serving == engine:
         raise ConfigError(f"serving.port and engine.port are both {serving}")
     found: dict[str, object] = {"port": engine}
-    if config.engine.replicas > 1 and not config.engine.urls:
-        found["urls"] = _replica_urls(config.engine.host, engine, config.engine.replicas, taken=serving)
+    if config.engine.count > 1 and config.engine.kind != "openai":
+        found["replica_ports"] = _replica_ports(config, engine, taken=serving)
     return config.model_copy(
         update={
             "serving": config.serving.model_copy(update={"port": serving}),
@@ -59,11 +59,22 @@ def resolve_ports(config: Config) -> Config:
     )
 
 
-def _replica_urls(host: str, first: int, number: int, *, taken: int) -> tuple[str, ...]:
-    """URLs with ports that differ: the engine's own for the first, free ones for the others."""
+def engine_addresses(config: Config) -> tuple[str, ...]:
+    """Where the gateway finds several engines, upstreams or processes of ours; empty where there is one process."""
+    engine = config.engine
+    return (
+        engine.urls if engine.kind == "openai" else tuple(base_url(engine.host, one) for one in engine.replica_ports)
+    )
+
+
+def _replica_ports(config: Config, first: int, *, taken: int) -> tuple[int, ...]:
+    """Ports that differ: those that are asked for, or the engine's own for the first and free ones for the others."""
+    host = config.engine.host
+    if config.engine.replica_ports:
+        return tuple(resolve_port(host, port, "engine") for port in config.engine.replica_ports)
     ports = [first]
-    while len(ports) < number:
+    while len(ports) < config.engine.count:
         port = resolve_port(host, 0, "engine")
         if port not in {taken, *ports}:
             ports.append(port)
-    return tuple(base_url(host, port) for port in ports)
+    return tuple(ports)

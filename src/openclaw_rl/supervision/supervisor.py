@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from openclaw_rl.config import Config
-from openclaw_rl.config_engine import SERVERS
 from openclaw_rl.config_render import write_private_json
 from openclaw_rl.config_sources import ConfigError, load_json
 from openclaw_rl.serving.engines.check import check_engine
@@ -177,7 +176,7 @@ class Supervisor:
         write_private_json(self._config, child_config_path(self._run_dir))
         serving, engine = self._config.serving, self._config.engine
         self._gateway_url = base_url(serving.host, serving.port)
-        elsewhere = engine.urls and engine.kind not in SERVERS  # for those, our own process speaks
+        elsewhere = engine.kind == "openai"
         self._engine_url = engine.urls[0] if elsewhere else base_url(engine.host, engine.port)
         settings = self._config.supervisor
         self._children = [

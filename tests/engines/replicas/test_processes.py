@@ -23,7 +23,7 @@ from openclaw_rl.config_render import write_private_json
 from openclaw_rl.serving.engines.replicas.drains import DrainList
 from openclaw_rl.serving.gateway import server
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.ports import resolve_ports
+from openclaw_rl.supervision.ports import engine_addresses, resolve_ports
 from openclaw_rl.supervision.state import child_config_path
 from tests.gateway.conftest import wait_until
 from tests.store.helpers import candidate, step_record
@@ -144,11 +144,11 @@ def test_one_is_killed_while_it_streams_and_the_others_go_on(three: Three) -> No
     assert len(broken) <= busy[victim], "those of the one that was killed, and of them none without a token"
     assert all(stream.text == LONG for stream in ended if stream not in broken)
     assert all(LONG.startswith(stream.text) for stream in broken)
-    assert three.config.engine.urls[victim] == three.replicas()[victim]["url"]
+    assert engine_addresses(three.config)[victim] == three.replicas()[victim]["url"]
 
 
 def test_a_drained_one_gets_nothing_new_and_then_is_back(three: Three) -> None:
-    url = three.config.engine.urls[0]
+    url = engine_addresses(three.config)[0]
     drains = DrainList(three.config.run_dir)
     drains.write(frozenset({url}))
     wait_until(lambda: three.replicas()[0]["state"] == "draining")

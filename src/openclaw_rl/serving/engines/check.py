@@ -80,16 +80,17 @@ async def _ask_servers(situation: Situation, say: Callable[[str], None], patienc
 
 
 async def _offers(config: Config, say: Callable[[str], None], patience_s: float) -> list[Offered]:
-    urls = () if config.engine.kind in SPOKEN_FOR else config.engine.urls  # at theirs is a server, asked after this
+    urls = config.engine.urls if config.engine.kind == "openai" else ()  # at others' is a server, asked after this
     return [await _offered(config, url, say, patience_s) for url in urls or (None,)]
 
 
 async def _offered(config: Config, url: str | None, say: Callable[[str], None], patience_s: float) -> Offered:
     kind = f"engine.kind = {config.engine.kind}"
     engine = adapter(config, url)
+    several = f"{kind} with {config.engine.count} replicas" if config.engine.count > 1 else kind
     try:
         if not isinstance(engine, Probed):
-            return Offered(name=kind, capabilities=engine.capabilities)
+            return Offered(name=several, capabilities=engine.capabilities)
         name = f"the engine at {url} ({kind})"
         found = await _patiently(engine, name, say, patience_s)
         return Offered(name=name, capabilities=found.capabilities, context_length=found.context_length)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from openclaw_rl.serving.engines.embedded.app import create_app, serve
 from openclaw_rl.serving.engines.protocol import Engine, EngineError, EngineHealth
-from openclaw_rl.supervision.process import LoopReporter
+from openclaw_rl.supervision.process import Reports
 from openclaw_rl.supervision.tied import tied_command
 
 logger = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class Watch:
         if code is not None:
             raise ExternalServerEnded(f"{self._name} ended by itself with code {code}")
 
-    def report(self, reporter: LoopReporter) -> None:
+    def report(self, reporter: Reports) -> None:
         """Say how it is."""
         health = self._health
         if health is None or not health.ready:
@@ -137,7 +137,7 @@ class Watch:
 
 
 async def speak_for(
-    engine: Engine, watch: Watch, stop: threading.Event, reporter: LoopReporter, *, host: str, port: int
+    engine: Engine, watch: Watch, stop: threading.Event, reporter: Reports, *, host: str, port: int
 ) -> None:
     """Serve `engine` in our own HTTP until `stop`, or until its server has ended.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.protocol import Engine, EngineCapabilities
 from openclaw_rl.serving.engines.sglang.capabilities import CAPABILITIES as SGLANG
 from openclaw_rl.serving.engines.vllm.capabilities import CAPABILITIES as VLLM
+from openclaw_rl.supervision.ports import engine_addresses
 
 SPOKEN_FOR: Mapping[str, EngineCapabilities] = {"vllm": VLLM, "sglang": SGLANG}
 """Servers for which the engine process speaks, in the embedded engine's HTTP; and what each can do."""
@@ -17,12 +19,9 @@ SPOKEN_FOR: Mapping[str, EngineCapabilities] = {"vllm": VLLM, "sglang": SGLANG}
 def connect(config: Config) -> Engine:
     """A fresh adapter to this deployment's engine, for one event loop; whoever asked for it closes it.
 
-    Where `engine.urls` names several, it is one adapter to all of them.
+    Where there are several, it is one adapter to all of them.
     """
-    engine = config.engine
-    if engine.kind in SPOKEN_FOR:  # at `engine.urls` is the server; who speaks for it is ours
-        return adapter(config, None)
-    urls = engine.urls
+    urls = engine_addresses(config)
     if len(urls) < 2:
         return adapter(config, urls[0] if urls else None)
     from openclaw_rl.serving.engines.replicas.drains import DrainList
@@ -38,9 +37,17 @@ def connect(config: Config) -> Engine:
 def adapter(config: Config, url: str | None) -> Engine:
     """The adapter to the one engine at `url`; None: to that of `engine.host` and `engine.port`."""
     if config.engine.kind in SPOKEN_FOR:
-        return EmbeddedEngine.from_config(config, url, capabilities=SPOKEN_FOR[config.engine.kind])
+        return EmbeddedEngine.from_config(config, url, capabilities=_spoken_for(config))
     if config.engine.kind == "openai":
         from openclaw_rl.serving.engines.openai.client import OpenAIEngine  # httpx takes a while to import
 
         return OpenAIEngine.from_config(config, url or config.engine.urls[0])
     return EmbeddedEngine.from_config(config, url)
+
+
+def _spoken_for(config: Config) -> EngineCapabilities:
+    """What a server can do here. A whole model takes the place of the one before: several would each be at another
+    one for a while, and none could be gone back to on one alone.
+    """
+    can = SPOKEN_FOR[config.engine.kind]
+    return can if config.engine.count == 1 else replace(can, full_weights=False)

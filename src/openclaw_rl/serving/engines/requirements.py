@@ -163,7 +163,7 @@ FOUND_IN: Mapping[Feature, str] = {
     Feature.LORA_VERSIONS: (
         f"{_OURS}; as an upstream, vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
     ),
-    Feature.FULL_WEIGHTS: _OURS,
+    Feature.FULL_WEIGHTS: f"{_OURS}; of vllm and sglang only without replicas",
     Feature.BASE_BESIDE: "embedded",
     Feature.SCORE: _OURS,
     Feature.CONTEXT_LENGTH: "",

@@ -10,9 +10,11 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from openclaw_rl.config import Config
+from openclaw_rl.config_engine import SERVERS
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.child import EXIT_NO_RESTART
@@ -29,13 +31,14 @@ SHARE_OF_SHUTDOWN = 0.3
 
 
 def run(config: Config, stop: threading.Event) -> None:
-    """Mind `engine.replicas` processes until `stop` is set. Call it from the main thread, to which they are tied.
+    """Mind the process of each engine until `stop` is set. Call it from the main thread, to which they are tied.
 
     Raises:
-        ConfigError: one of them cannot run with this configuration.
+        ConfigError: one of them cannot run with this configuration, or there are fewer GPUs than servers.
     """
+    gpus = gpus_of_each(config, os.environ, gpus_here())
     store = Store.open(config.store_path)
-    children = [_child(config, number) for number in range(config.engine.replicas)]
+    children = [_child(config, number, gpus[number]) for number in range(config.engine.count)]
     reporter = LoopReporter(store, LoopName.ENGINE)
     try:
         for child in children:
@@ -61,13 +64,41 @@ def threads_of_each(threads: int, replicas: int) -> int:
     return max(1, threads // replicas)
 
 
-def _child(config: Config, number: int) -> Child:
-    threads = str(threads_of_each(config.engine.threads, config.engine.replicas))
+def gpus_here() -> int:
+    """How many GPUs of NVIDIA this machine shows."""
+    return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
+
+
+def gpus_of_each(config: Config, environment: Mapping[str, str], here: int) -> Sequence[Mapping[str, str]]:
+    """What says to each replica which GPUs are its own: as many for each, where servers are started on GPUs here.
+
+    Two servers on one GPU would each take nearly all of its memory. `here`: how many GPUs the machine has.
+
+    Raises:
+        ConfigError: there are fewer than servers.
+    """
+    engine, visible = config.engine, environment.get("CUDA_VISIBLE_DEVICES")
+    gpus = [str(number) for number in range(here)] if visible is None else [one for one in visible.split(",") if one]
+    if engine.kind not in SERVERS or engine.urls or config.model.device == "cpu" or not gpus:
+        return [{}] * engine.count
+    share = len(gpus) // engine.count
+    if not share:
+        raise ConfigError(
+            f"engine.replicas = {engine.count}, and there are {len(gpus)} GPUs: each {engine.kind} needs one"
+        )
+    return [
+        {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + share])}
+        for first in range(0, share * engine.count, share)
+    ]
+
+
+def _child(config: Config, number: int, gpus: Mapping[str, str]) -> Child:
+    threads = str(threads_of_each(config.engine.threads, config.engine.count))
     settings = config.supervisor
     return Child(
         LoopName.ENGINE,
         replica_command(config, number),
-        {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
+        {**os.environ, **gpus, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads},
         config.logs_dir / f"engine-{number + 1}.log",
         Backoff(settings.restart_backoff_s, settings.max_backoff_s),
     )

@@ -11,7 +11,6 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
@@ -30,12 +29,25 @@ class Silent:
         """Not told."""
 
 
+SHARE_OF_GRACE = 0.7
+"""Of `supervisor.shutdown_timeout_s`: a server behind a replica ends before the pool loses its patience."""
+
+
 def replica_config(config: Config, number: int) -> Config:
-    """The tree as replica `number` (from 0) sees it: one engine, at its address, with its share of the threads."""
-    port = urlsplit(config.engine.urls[number]).port
-    threads = threads_of_each(config.engine.threads, config.engine.replicas)
-    engine = config.engine.model_copy(update={"port": port, "threads": threads, "replicas": 1, "urls": ()})
-    return config.model_copy(update={"engine": engine})
+    """The tree as replica `number` (from 0) sees it: one engine, at its port, with its share of the threads; and the
+    one server of `engine.urls` that it speaks for.
+    """
+    engine, supervisor = config.engine, config.supervisor
+    own = {
+        "port": engine.replica_ports[number],
+        "threads": threads_of_each(engine.threads, engine.count),
+        "replicas": 1,
+        "urls": engine.urls[number : number + 1],
+    }
+    grace = {"shutdown_timeout_s": supervisor.shutdown_timeout_s * SHARE_OF_GRACE}
+    return config.model_copy(
+        update={"engine": engine.model_copy(update=own), "supervisor": supervisor.model_copy(update=grace)}
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -31,7 +31,7 @@ from openclaw_rl.serving.engines.sglang.requirements import WRITTEN_FOR, another
 from openclaw_rl.serving.engines.sglang.wire import RESERVED_TOKENS
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.ports import base_url, resolve_port
-from openclaw_rl.supervision.process import LoopReporter, ending_at_once
+from openclaw_rl.supervision.process import LoopReporter, Reports, ending_at_once
 from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
@@ -53,8 +53,8 @@ _SHARE_OF_SHUTDOWN = 0.25
 """Of supervisor.shutdown_timeout_s: the gateway's streams have ended before the engine is told to."""
 
 
-def run(config: Config, stop: threading.Event) -> None:
-    """Have SGLang serve until `stop` is set.
+def run(config: Config, stop: threading.Event, reporter: Reports | None = None) -> None:
+    """Have SGLang serve until `stop` is set; `reporter` None: tell the record how it is.
 
     Raises:
         ConfigError: no Python with SGLang is there, or an older one than we need, or the server that runs lacks what
@@ -65,7 +65,7 @@ def run(config: Config, stop: threading.Event) -> None:
     try:
         situation = Situation(config=config, in_service=kind_in_service(config))
         with _server(situation) as server:
-            uvloop.run(_serve(situation, server, stop, LoopReporter(store, LoopName.ENGINE)))
+            uvloop.run(_serve(situation, server, stop, reporter or LoopReporter(store, LoopName.ENGINE)))
     finally:
         store.close()
 
@@ -89,12 +89,20 @@ def _server(situation: Situation) -> Iterator[_Server]:
     with ending_at_once():
         check_installed(PACKAGE, python_of(config))
     port = resolve_port(config.engine.host, 0, "engine")
-    with _keyed(config.run_dir / KEY_FILE) as key:
-        running = RunningServer(launch(situation, port, config.run_dir / KEY_FILE))
+    options_file = config.run_dir / _key_file(config)
+    with _keyed(options_file) as key:
+        running = RunningServer(launch(situation, port, options_file))
         try:
             yield _Server(url=base_url(config.engine.host, port), running=running, key=key)
         finally:
             running.end()
+
+
+def _key_file(config: Config) -> str:
+    """`KEY_FILE`, and of replicas one for each: which it is of them its port says."""
+    ports = config.engine.replica_ports
+    name = Path(KEY_FILE)
+    return f"{name.stem}-{ports.index(config.engine.port) + 1}{name.suffix}" if ports else KEY_FILE
 
 
 @contextmanager
@@ -112,7 +120,7 @@ def _keyed(path: Path) -> Iterator[str]:
         path.unlink(missing_ok=True)
 
 
-async def _serve(situation: Situation, server: _Server, stop: threading.Event, reporter: LoopReporter) -> None:
+async def _serve(situation: Situation, server: _Server, stop: threading.Event, reporter: Reports) -> None:
     config = situation.config
     engine = SglangEngine.from_config(config, server.url, key=server.key)
     checked = False

@@ -26,7 +26,7 @@ from openclaw_rl.serving.engines.vllm.launch import (
 )
 from openclaw_rl.serving.engines.vllm.process import VllmProcess
 from openclaw_rl.store import Store
-from openclaw_rl.supervision.process import LoopReporter, ending_at_once
+from openclaw_rl.supervision.process import LoopReporter, Reports, ending_at_once
 from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
@@ -39,8 +39,8 @@ class VllmEnded(RuntimeError):
     """vLLM ended, or did not come up in time; this process ends too, and its supervisor starts both again."""
 
 
-def run(config: Config, stop: threading.Event) -> None:
-    """Serve vLLM until `stop` is set.
+def run(config: Config, stop: threading.Event, reporter: Reports | None = None) -> None:
+    """Serve vLLM until `stop` is set; `reporter` None: tell the record how it is.
 
     Raises:
         ConfigError: there is no vLLM, or an older one than we need, or it lacks something.
@@ -49,7 +49,7 @@ def run(config: Config, stop: threading.Event) -> None:
     store = Store.open(config.store_path)
     try:
         with _server(config) as (url, process):
-            uvloop.run(_serve(config, url, process, stop, LoopReporter(store, LoopName.ENGINE)))
+            uvloop.run(_serve(config, url, process, stop, reporter or LoopReporter(store, LoopName.ENGINE)))
     finally:
         store.close()
 
@@ -75,7 +75,7 @@ def _server(config: Config) -> Iterator[tuple[str, VllmProcess | None]]:
 
 
 async def _serve(
-    config: Config, url: str, process: VllmProcess | None, stop: threading.Event, reporter: LoopReporter
+    config: Config, url: str, process: VllmProcess | None, stop: threading.Event, reporter: Reports
 ) -> None:
     engine = VllmEngine(config, url, kind_in_service(config))
     ended = threading.Event()
