@@ -17,7 +17,10 @@ from openclaw_rl.models import resolve_model
 from openclaw_rl.serving.engines.openai import wire
 from openclaw_rl.serving.engines.openai.client import OpenAIEngine
 from openclaw_rl.serving.engines.protocol import Engine
+from openclaw_rl.serving.engines.requirements import Situation
+from openclaw_rl.serving.engines.vllm.api import VllmApi
 from openclaw_rl.serving.engines.vllm.launch import BASE_NAME, find_python
+from openclaw_rl.serving.engines.vllm.probe import Found, check_fit, check_server
 from tests.engines.contract import thinking_aloud
 from tests.engines.harness import EngineHarness, Stream, answer, assert_close, contract_config
 from tests.engines.support import not_installed
@@ -111,3 +114,23 @@ class TestVllm(VllmContract):
         assert_close(streamed.logprobs, harness.transformers(None, streamed), harness.bounds.transformers)
         whole = wire.parse_chunk(body)
         assert (whole.text, whole.ids) == (streamed.text, streamed.ids)
+
+    def test_what_one_that_runs_lacks_is_named(self, harness: VllmHarness) -> None:
+        """The server itself tells it, to whoever would use it with another configuration than it was started for."""
+        deep = harness.config.training.lora.model_copy(update={"rank": 64})
+        training = harness.config.training.model_copy(update={"lora": deep})
+        deeper = Situation(config=harness.config.model_copy(update={"training": training}))
+
+        async def scenario(_: Engine) -> Found:
+            api = VllmApi(f"unix://{harness.socket}", request_timeout_s=60.0, load_timeout_s=60.0)
+            try:
+                return await check_server(api, attached=True)
+            finally:
+                api.close()
+
+        found = harness.run(scenario)
+        check_fit(found, Situation(config=harness.config), context=harness.config.engine.context_length)
+        with pytest.raises(ConfigError, match="--max-lora-rank 64, not 16"):
+            check_fit(found, deeper, context=512)
+        with pytest.raises(ConfigError, match="--max-model-len of at least 4096"):
+            check_fit(found, Situation(config=harness.config), context=4096)

@@ -14,7 +14,9 @@ import psutil
 import pytest
 
 from openclaw_rl.config import ModelConfig
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import resolve_model
+from openclaw_rl.serving.engines.check import check_engine
 from openclaw_rl.serving.engines.protocol import Engine, InvalidEngineRequest, UnknownVersion
 from openclaw_rl.serving.engines.sglang.server import KEY_FILE
 from openclaw_rl.serving.engines.sglang.wire import adapter_name
@@ -122,6 +124,23 @@ class TestSglang(EngineContract):
         assert one.ids == two.ids
         assert_close(one.logprobs, two.logprobs, harness.bounds.same)
         assert harness.run(lambda engine: engine.health()).ready, "who only used it does not end it"
+
+    def test_what_one_that_runs_lacks_is_named_before_anything_is_started(
+        self, harness: EngineHarness, tmp_path: Path
+    ) -> None:
+        own = {"kind": "sglang", "urls": [url_of(harness)], "api_key": key_of(harness)}
+        fits = contract_config(tmp_path, harness.model, **own)
+        check_engine(fits, lambda _: None)
+        deep = fits.training.lora.model_copy(update={"rank": 64})
+        training = fits.training.model_copy(update={"lora": deep})
+        wrong = {
+            "--max-lora-rank": fits.model_copy(update={"training": training}),
+            "--context-length": contract_config(tmp_path, harness.model, **own, context_length=4096),
+            "engine.api_key": contract_config(tmp_path, harness.model, **{**own, "api_key": "another"}),
+        }
+        for named, config in wrong.items():
+            with pytest.raises(ConfigError, match=named):
+                check_engine(config, lambda _: None)
 
     def test_whoever_has_no_key_is_answered_nothing(self, harness: EngineHarness) -> None:
         for path in ("/server_info", "/v1/models"):
