@@ -97,7 +97,7 @@ def test_an_answer_is_what_vllm_drew(tiny: Path) -> None:
             body = fake.asked[-1]
             assert body["model"] == "theirs"
             assert body["sampling_params"]["max_tokens"] == 80 - len(stream.prompt)
-            assert "cache_salt" not in body
+            assert body["cache_salt"] == (await engine.health()).instance_id, "a vLLM that outlived others of us"
 
     run(scenario)
 
@@ -313,7 +313,52 @@ def test_who_leaves_a_version_that_gave_nan_has_its_traces_removed_too(tiny: Pat
             held_back.set()
             await until(lambda: len(fake.healed_before) == 2)
             await answer(engine, request(version=1))
-            assert [body.get("cache_salt") for body in fake.asked[-4:]] == [None, None, "healed-1", "healed-2"]
+            life = (await engine.health()).instance_id
+            healed = [life, life, f"{life}-healed-1", f"{life}-healed-2"]
+            assert [body["cache_salt"] for body in fake.asked[-4:]] == healed
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_who_may_have_read_what_was_healed_is_not_trained_nor_scored(tiny: Path, tmp_path: Path, number: int) -> None:
+    """An adapter's, and the model's own. A sibling that began before the NaN may read zeros where it was."""
+
+    async def scenario() -> None:
+        fake = FakeVllm()
+        async with engine_for(fake, tiny) as engine:
+            await engine.load_version(lora(tmp_path, 1))
+            fake.hold = asyncio.Event()
+            held = Stream(engine, request(version=number, max_tokens=6))
+            other = Stream(engine, request(version=1 - number, max_tokens=6))
+            for stream in (held, other):
+                await stream.reach(1)
+            fake.logprob = -9999.0
+            with pytest.raises(EngineError, match="not finite"):
+                await answer(engine, request(version=number, max_tokens=1))
+            fake.logprob = -0.5
+            fake.hold.set()
+            ended = await held.end()
+            assert ended.logprobs[0] == -0.5, "that was drawn before"
+            assert set(ended.logprobs[1:]) == {None}
+            assert None not in (await other.end()).logprobs, "another's cache is another's"
+            fake.hold = None
+            assert None not in (await answer(engine, request(version=0))).logprobs
+
+    run(scenario)
+
+
+def test_where_the_cache_cannot_be_healed_nobody_reads_on_from_it_either(tiny: Path, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        fake = FakeVllm(extended=False, device="cuda")
+        async with engine_for(fake, tiny) as engine:
+            fake.logprob = -9999.0
+            with pytest.raises(EngineError, match="not finite"):
+                await answer(engine, request(max_tokens=1))
+            fake.logprob = -0.5
+            before = fake.asked[-1].get("cache_salt")
+            await answer(engine, request())
+            assert fake.asked[-1].get("cache_salt") != before
 
     run(scenario)
 
@@ -420,7 +465,7 @@ def test_a_whole_model_is_swapped_while_its_streams_wait(tiny: Path, tmp_path: P
             assert (await stream.end()).versions == (0, 4, 4)
             assert (await answer(engine, request(version=4))).versions == (4, 4, 4)
             salts = [fake.asked[-1]["cache_salt"]]
-            assert salts[0].startswith(fake.label)
+            assert f"-{fake.label}-" in salts[0]
             on_its_way = await answer(engine, request(version=0))
             assert on_its_way.versions == (4, 4, 4), "recorded as who drew it, whoever was asked"
             with pytest.raises(UnknownVersion):
@@ -432,7 +477,9 @@ def test_a_whole_model_is_swapped_while_its_streams_wait(tiny: Path, tmp_path: P
             await engine.load_version(version)
             await answer(engine, request(version=4))
             salts.append(fake.asked[-1]["cache_salt"])
-            assert len({None, *salts}) == 4, "the same weights again: what went on over a swap was read by others"
+            assert len({(await engine.health()).instance_id, *salts}) == 4, (
+                "the same weights again: what went on over a swap was read by others"
+            )
 
     run(scenario)
 

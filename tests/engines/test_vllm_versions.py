@@ -194,7 +194,7 @@ def test_where_there_is_no_vllm_it_says_how_to_get_one(tmp_path: Path, monkeypat
         {"kind": "embedded", "urls": ["http://h:1"]},
         {"kind": "embedded", "extra_args": ["--x"]},
         {"kind": "vllm", "urls": ["http://h:1"], "extra_args": ["--x"]},
-        {"kind": "vllm", "urls": ["http://h:1", "http://h:2"]},
+        {"kind": "vllm", "urls": ["http://h:1", "http://h:1"]},
     ],
 )
 def test_options_that_cannot_be_honoured_are_refused(engine: dict[str, object]) -> None:

@@ -15,16 +15,19 @@ import openai
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.protocol import (
     EngineError,
+    EngineHealth,
     EngineOverloaded,
     EngineUnavailable,
     InvalidEngineRequest,
 )
 from openclaw_rl.serving.gateway.recorder import Arrival, Recorder
+from openclaw_rl.serving.gateway.server import serve
 from openclaw_rl.store import Store
 from openclaw_rl.types import FinishReason, TurnType
-from tests.gateway.conftest import USER, Gateway, running, wait_until
+from tests.gateway.conftest import USER, Gateway, free_port, running, wait_until
 from tests.gateway.fake_engine import FakeEngine, Said
 
 SLOW = Said(text=" ".join(["word"] * 200), pause_s=0.05)
@@ -249,3 +252,24 @@ def test_requests_left_open_by_a_killed_gateway_are_failed(tmp_path: Path) -> No
     assert store.turns.fail_open(error="gateway_killed") == 0
     assert store.status.counts().counters["requests_failed"] == 1
     store.close()
+
+
+def test_a_gateway_that_no_longer_looks_at_its_engine_ends(tmp_path: Path) -> None:
+    """It would repeat what it saw last, and nobody would know: its supervisor starts it again."""
+
+    class Babbling(FakeEngine):
+        async def health(self) -> EngineHealth:
+            raise ValueError("nobody expects this")
+
+    async def scenario() -> None:
+        config = Config.model_validate({"run_dir": tmp_path, "serving": {"port": free_port()}})
+        store = Store.open(config.store_path)
+        try:
+            async with asyncio.timeout(20):
+                with pytest.raises(RuntimeError, match="background work has failed") as ended:
+                    await serve(config, store, Babbling(), threading.Event())
+        finally:
+            store.close()
+        assert isinstance(ended.value.__cause__, ValueError)
+
+    asyncio.run(scenario())

@@ -374,6 +374,25 @@ def test_rolling_too_sends_nothing_to_a_replica_that_came_back_without_the_versi
     using(work, rolling=True)
 
 
+def test_rolling_never_answers_with_what_was_gone_back_from() -> None:
+    async def work(engine: ReplicatedEngine, fakes: Fakes) -> None:
+        for number in (1, 2):
+            await engine.load_version(version(number))
+            for _ in range(2):
+                await engine.health()
+                await until(lambda: all(task.done() for task in engine._tasks.values()))
+        for url in URLS[1:]:
+            fakes[url].loaded.discard(1)  # it made room for another
+            fakes[url].refuse_load = True
+        await engine.health()
+        for session in SESSIONS:
+            events = [event async for event in engine.chat(of(session, 1))]
+            assert events[0] == PromptRead(prompt_ids=(1, 2, 3)), "version 1, and no other"
+        assert {fakes[url].asked[-1].version for url in URLS if fakes[url].asked} == {1}
+
+    using(work, rolling=True)
+
+
 # --- draining ----------------------------------------------------------------------------------------------
 
 

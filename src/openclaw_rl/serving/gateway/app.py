@@ -66,7 +66,10 @@ class Services:
 
 
 def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
-    """The gateway as an ASGI application. The caller closes `store` and `engine` after it has shut down."""
+    """The gateway as an ASGI application. The caller closes `store` and `engine` after it has shut down.
+
+    While it runs `app.state.tasks` are what it does in the background; one that ends leaves it blind.
+    """
     name, policies, load = config.model.served_name, config.policies, Load()
     method = config.training.method
     keeper = VersionKeeper(store, engine, served_name=name, owned=policies.owned)
@@ -94,7 +97,7 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
         await _warn_of_namesakes(services, config)
         running = [services.keeper.run(), _heartbeat(services), services.recorder.guard.watch()]
         running += [] if services.use_mark is None else [services.use_mark.run()]
-        tasks = [asyncio.create_task(one) for one in running]
+        app.state.tasks = tasks = [asyncio.create_task(one) for one in running]
         try:
             yield
         finally:
@@ -105,7 +108,7 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
 
     # No schema pages: bodies are checked by the dialects, which FastAPI does not see.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
-    app.state.services = services
+    app.state.services, app.state.tasks = services, []
     chat = ChatEndpoint(
         config.serving,
         engine,

@@ -2,10 +2,10 @@
 
 With a policy for each owner there are more versions than an engine keeps loaded. So the version is looked up for each
 request, and loaded before the engine is asked where it is not: of those that nobody uses, the engine lets go of the
-one that was used longest ago. Where all are in use the request waits, in the order of arrival, and in the end is told
-to come again. Where the owner's version cannot be loaded at all (its files are damaged), the newest before it that
-can stands in, or the base; that answer is not trained. Nobody is ever answered by another owner's version, not even
-asked for by name.
+one that was used longest ago. Where all are in use the request waits for a place, in the order of arrival among those
+that wait for one, and in the end is told to come again; whose version is loaded is answered meanwhile. Where the
+owner's version cannot be loaded at all (its files are damaged), the newest before it that can stands in, or the base;
+that answer is not trained. Nobody is ever answered by another owner's version, not even asked for by name.
 """
 
 from __future__ import annotations

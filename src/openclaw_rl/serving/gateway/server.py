@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import uvicorn
 import uvloop
+from fastapi import FastAPI
 
 from openclaw_rl.config import Config
 from openclaw_rl.serving.engines.factory import connect
@@ -62,11 +63,13 @@ async def serve(config: Config, store: Store, engine: Engine, stop: threading.Ev
     """Serve `engine` and `store` on the configured address until `stop` is set.
 
     Raises:
-        RuntimeError: if the address cannot be bound, or the application does not start.
+        RuntimeError: if the address cannot be bound, or the application does not start, or something that it does in
+            the background has failed: a gateway that no longer looks at the engine would repeat what it last saw.
     """
+    app = create_app(config, store, engine)
     server = GatewayServer(
         uvicorn.Config(
-            ChatFirst(create_app(config, store, engine)),
+            ChatFirst(app),
             host=config.serving.host,
             port=config.serving.port,
             loop="uvloop",
@@ -79,7 +82,7 @@ async def serve(config: Config, store: Store, engine: Engine, stop: threading.Ev
             timeout_graceful_shutdown=max(1, int(config.supervisor.shutdown_timeout_s * _SHARE_OF_SHUTDOWN)),
         )
     )
-    watcher = asyncio.create_task(_stop_when_set(server, stop))
+    watcher = asyncio.create_task(_stop_when_set(server, stop, app))
     try:
         await server.serve()
     except SystemExit as error:  # uvicorn's way to say that it cannot bind
@@ -89,9 +92,12 @@ async def serve(config: Config, store: Store, engine: Engine, stop: threading.Ev
         await asyncio.gather(watcher, return_exceptions=True)
     if not server.started:
         raise RuntimeError("the gateway did not start")
+    for task in app.state.tasks:
+        if not task.cancelled() and (failure := task.exception()) is not None:
+            raise RuntimeError("the gateway's background work has failed") from failure
 
 
-async def _stop_when_set(server: uvicorn.Server, stop: threading.Event) -> None:
-    while not stop.is_set():  # noqa: ASYNC110 - set by a signal handler, outside any event loop
-        await asyncio.sleep(_STOP_POLL_S)
+async def _stop_when_set(server: uvicorn.Server, stop: threading.Event, app: FastAPI) -> None:
+    while not stop.is_set() and not any(task.done() for task in app.state.tasks):  # noqa: ASYNC110 - see below
+        await asyncio.sleep(_STOP_POLL_S)  # `stop` is set by a signal handler, outside any event loop
     server.should_exit = True

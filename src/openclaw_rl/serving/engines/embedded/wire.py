@@ -203,8 +203,15 @@ def health_to_json(health: EngineHealth) -> Json:
 
 
 def health_from_json(body: Mapping[str, Any]) -> EngineHealth:
-    """Read the answer to GET /health."""
-    return EngineHealth(**{**body, "loaded_versions": tuple(body["loaded_versions"])})
+    """Read the answer to GET /health.
+
+    Raises:
+        EngineError: it is something else; another program may listen there.
+    """
+    try:
+        return EngineHealth(**{**body, "loaded_versions": tuple(body["loaded_versions"])})
+    except (KeyError, TypeError) as error:
+        raise EngineError("what answers at the engine's address does not say how an engine is") from error
 
 
 def error_to_json(error: EngineError) -> Json:

@@ -218,9 +218,12 @@ class ReplicatedEngine:
         return False
 
     def _now_wanted(self, version: int) -> None:
-        """The version in service: what a replica needs before it gets requests."""
+        """The version in service: what a replica needs before it gets requests.
+
+        Nothing stands in for one that was gone back to: what was gone back from is not wanted.
+        """
         if version != self._wanted:
-            self._before, self._wanted = self._wanted, version
+            self._before, self._wanted = min(self._wanted, version), version
 
     def _follow(self, replica: Replica) -> None:
         """Have a replica catch up, in the background; in rolling mode one after the other."""

@@ -193,6 +193,8 @@ class VllmEngine:
             return ScoreResult(logprobs=wire.prompt_logprobs(answer, request.ids, request.start))
 
     def _check_scores(self, served: Served, version: int, salt: str | None) -> None:
+        if self._versions.condemned(served):
+            raise EngineError("the cache was healed while this was scored")
         if self._draws(served.version) != version or not self._certain(served, salt):
             raise UnknownVersion(f"policy version {version} is not loaded", param="version")
 
@@ -213,11 +215,9 @@ class VllmEngine:
             try:
                 yield served
             except wire.NoDistribution:
-                if served.version is None:
-                    self._heal()
-                else:
-                    logger.error("policy version %d gives NaN; it is unloaded", version)
-                    self._versions.condemn(served)
+                what = "" if served.version is None else "; it is unloaded"
+                logger.error("policy version %d gives NaN%s", version, what)
+                self._versions.condemn(served)
                 raise
             finally:
                 if self._versions.condemned(served):
@@ -226,6 +226,7 @@ class VllmEngine:
     def _heal(self) -> None:
         if self._found is None or self._found.weights_label is None:
             logger.error("vLLM's cache holds NaN, and it cannot be told to take them out: start it anew")
+            self._healing.cannot()
         else:
             self._healing.begin()
 
@@ -238,14 +239,19 @@ class VllmEngine:
         return self._versions.model_version
 
     def _apart(self, salt: str | None) -> str | None:
-        """What the prefix of a request that begins now is kept apart by: the swap's `salt`, and each healing."""
+        """What the prefix of a request that begins now is kept apart by: the swap's `salt`, and each healing.
+
+        A server that outlives us also has prefixes of our earlier lives, and nobody remembers what became of them.
+        """
+        lives_on = self._instance_id if self._config.engine.urls else None
         healed = f"healed-{self._healing.passes}" if self._healing.passes else None
-        return "-".join(part for part in (salt, healed) if part is not None) or None
+        return "-".join(part for part in (lives_on, salt, healed) if part is not None) or None
 
     def _certain(self, served: Served, salt: str | None) -> bool:
-        """Whether what an adapter draws is still its version's: no model was swapped beneath it since the salt was
-        `salt`, of which each swap has one of its own. The model's own tokens are told as whoever's draws them."""
-        return served.version is None or salt == self._versions.salt
+        """Whether what is drawn is its version's: nothing that it may have read was NaN, now healed; and no model was
+        swapped beneath an adapter since the salt was `salt`, of which each swap has one of its own. The model's own
+        tokens are told as whoever's draws them."""
+        return not self._versions.condemned(served) and (served.version is None or salt == self._versions.salt)
 
     def _drawer(self, request: ChatRequest, served: Served) -> int | None:
         """The version that draws now, where it is not the one asked for: of a whole model, the one after it.

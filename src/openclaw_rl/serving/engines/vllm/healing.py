@@ -26,8 +26,8 @@ class CacheHealing:
         self._clean.set()
         self._again = False
         self.passes = 0
-        """How often it was gone over. What was cached before has zeros in the place of NaN, and nobody is to read on
-        from it: this goes into what prefixes are kept apart by."""
+        """How often it was, or should have been, gone over. What was cached before has zeros in the place of NaN, or
+        NaN still, and nobody is to read on from it: this goes into what prefixes are kept apart by."""
         self._task: asyncio.Task[None] | None = None
 
     async def clean(self) -> None:
@@ -53,6 +53,10 @@ class CacheHealing:
                     logger.error("vLLM's cache may hold NaN: %s", error)
         finally:
             self._clean.set()
+
+    def cannot(self) -> None:
+        """It cannot be healed: nobody is to read on from what was cached before either."""
+        self.passes += 1
 
     async def close(self) -> None:
         """Give up what is under way."""

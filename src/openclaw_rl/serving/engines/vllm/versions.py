@@ -55,7 +55,7 @@ class Served:
     model: str
     version: int | None
     broken: int = 0
-    """How often it had given NaN when this began."""
+    """How often what answers had given NaN when this began."""
 
 
 class LoadedVersions:
@@ -71,6 +71,7 @@ class LoadedVersions:
         self._clock = clock
         self._adapters: dict[int, _Adapter] = {}  # the one used longest ago first
         self._replaced: tuple[int, float] | None = None
+        self._model_broken = 0  # how often the model itself gave NaN, by whatever weights
         self.model_version: int | None = BASE_VERSION
         """The version of the model itself; None where its weights are nobody's we know."""
         self.model_label = UNTOUCHED
@@ -100,7 +101,7 @@ class LoadedVersions:
             UnknownVersion: it is not loaded, or about to be unloaded.
         """
         if version in {self.model_version, self._gracious()}:
-            return Served(model=self.base, version=None)
+            return Served(model=self.base, version=None, broken=self._model_broken)
         adapter = self._adapters.get(version)
         if adapter is None or adapter.leaving or not self._on_base:
             raise UnknownVersion(f"policy version {version} is not loaded", param="model")
@@ -151,14 +152,18 @@ class LoadedVersions:
         return adapter is not None
 
     def condemn(self, served: Served) -> None:
-        """What answers gave NaN: no new request gets it, unless it is asked for again."""
+        """What answers gave NaN: no new request gets an adapter, unless it is asked for again. The model stays."""
         adapter = self._adapter_of(served)
-        if adapter is not None:
+        if served.version is None:
+            self._model_broken += 1
+        elif adapter is not None:
             adapter.leaving = True
             adapter.broken += 1
 
     def condemned(self, served: Served) -> bool:
-        """Whether what answers gave NaN to somebody since this began, so that what it has read may be NaN too."""
+        """Whether what answers gave NaN to somebody since this began: what it has read may be NaN too, or healed."""
+        if served.version is None:
+            return self._model_broken > served.broken
         adapter = self._adapter_of(served)
         return adapter is not None and adapter.broken > served.broken
 
