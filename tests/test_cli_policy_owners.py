@@ -12,10 +12,12 @@ import pytest
 
 from openclaw_rl.cli import main
 from openclaw_rl.config_render import write_private_json
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.rollout.waiting import waiting_samples
 from openclaw_rl.serving.gateway.auth import key_id
 from openclaw_rl.serving.gateway.namesakes import namesakes
 from openclaw_rl.store import Store
+from openclaw_rl.supervision.owners_fit import check_owners
 from openclaw_rl.supervision.state import child_config_path
 from openclaw_rl.supervision.status_owners import owners_report
 from tests.builders import Conversation, make_config
@@ -201,12 +203,44 @@ def test_status_warns_of_a_key_that_is_called_like_a_user_of_another(tmp_path: P
     store.close()
 
 
-def test_with_one_policy_for_all_an_owners_version_is_neither_served_nor_pinned(
-    run_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def one_policy_for_all(run_dir: Path) -> None:
     config = config_of(run_dir)
     write_private_json(config.model_copy(update={"policies": type(config.policies)()}), child_config_path(run_dir))
-    for asked in (("rollback", "policy-v1"), ("pin", "policy-v1"), ("rollback", "base", "--user", "ann")):
-        said = run(capsys, run_dir, "policy", *asked, code=2)
-        assert "ann has no policy of their own with policies.per = none" in said
-    assert in_service(run_dir, "ann") == 1
+
+
+def test_with_one_policy_for_all_what_is_said_of_an_owners_counts_later(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one_policy_for_all(run_dir)
+    later = "\nThis counts once policies.per is user or key again: with policies.per = none nothing of ann's serves\n"
+    said = run(capsys, run_dir, "policy", "pin", "policy-v1")
+    assert said.endswith(f"until: openclaw-rl policy unpin --user ann{later}")
+    said = run(capsys, run_dir, "policy", "unpin", "--user", "ann")
+    assert said == f"policy-v1 may be followed by newer ones again{later}"
+    said = run(capsys, run_dir, "policy", "rollback", "base", "--user", "ann")
+    assert said == f"base serves, in place of policy-v1; training goes on from it{later}"
+    assert run(capsys, run_dir, "policy", "rollback", "base", "--user", "ann").endswith(f"is given up{later}")
+    assert (in_service(run_dir, "ann"), in_service(run_dir, "bob")) == (0, 2)
+    assert "This counts" not in run(capsys, run_dir, "policy", "rollback", "base")
+    for asked in (("rollback", "base"), ("pin", "base"), ("pin", "serving")):
+        said = run(capsys, run_dir, "policy", *asked, "--user", "dan", code=2)
+        assert "dan has no policy of their own, with policies.per = none nor from before" in said
+    assert run(capsys, run_dir, "policy", "unpin", "--user", "dan") == "no version was pinned\n"
+
+
+def test_what_up_advises_where_nobodys_policy_fits_can_be_done(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the last `up` was with one policy for all."""
+    one_policy_for_all(run_dir)
+    config = config_of(run_dir)
+    lora = config.training.lora.model_copy(update={"rank": 2 * config.training.lora.rank})
+    asked = config.model_copy(update={"training": config.training.model_copy(update={"lora": lora})})
+    told: list[str] = []
+    with pytest.raises(ConfigError) as refused:
+        check_owners(asked, told.append)
+    advised = str(refused.value).rpartition("openclaw-rl ")[2]
+    for owner in ("ann", "bob"):
+        run(capsys, run_dir, *advised.replace("NAME", owner).split())
+    check_owners(asked, told.append)
+    assert told == []

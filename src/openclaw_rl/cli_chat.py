@@ -13,8 +13,11 @@ import openai
 from openai.types.chat import ChatCompletionChunk
 from rich.console import Console
 
-from openclaw_rl.config import ApiKey
-from openclaw_rl.config_sources import load_json
+from openclaw_rl.config import ApiKey, Config
+from openclaw_rl.config_sources import ConfigError, load_json
+from openclaw_rl.serving.gateway.auth import KeyRing
+from openclaw_rl.serving.gateway.errors import GatewayError
+from openclaw_rl.serving.gateway.owners import OwnerNames
 from openclaw_rl.supervision.state import child_config_path, read_state
 
 OK, FAILED = 0, 1
@@ -34,7 +37,11 @@ class Conversation:
 def chat(
     run_dir: Path, *, model: str | None, temperature: float, max_tokens: int | None, user: str | None = None
 ) -> int:
-    """Talk until `/quit` or the end of input; the exit code. `user`: whose policy answers (`policies.per`)."""
+    """Talk until `/quit` or the end of input; the exit code. `user`: whose policy answers (`policies.per = user`).
+
+    Raises:
+        ConfigError: `user` has no meaning here, or is no name.
+    """
     console = Console(highlight=False, soft_wrap=True)
     state = read_state(run_dir.expanduser())
     if state is None or not state.alive:
@@ -43,14 +50,15 @@ def chat(
         errors.print(f"openclaw-rl: no deployment in {run_dir}: start one with: {start}", markup=False)
         return FAILED
     config = load_json(child_config_path(run_dir.expanduser()))
+    key = _key(config.serving.api_keys)
     client = openai.OpenAI(
         base_url=state.url,
-        api_key=_key(config.serving.api_keys),
+        api_key=key,
         max_retries=0,
         timeout=REQUEST_TIMEOUT_S,
         http_client=openai.DefaultHttpxClient(
             trust_env=False,  # the gateway is on this machine, behind no proxy
-            headers=[] if user is None else [(b"X-User-Id", user.encode())],
+            headers=[] if user is None else [(b"X-User-Id", user_header(user, config, key))],
         ),
     )
     options: dict[str, Any] = {"model": model or config.model.served_name, "temperature": temperature}
@@ -61,6 +69,30 @@ def chat(
         console.print("Nobody's policy learns from this: --user NAME says whose is to.", style="dim")
     with client:
         return Talk(client, console, options).run()
+
+
+def user_header(user: str, config: Config, key: str) -> bytes:
+    """What `X-User-Id` is to hold, by the gateway's own rule: else it refuses every question, or hears no name.
+
+    Raises:
+        ConfigError: there is no policy for each user, nothing is left of the name, or the gateway does not take it.
+    """
+    if config.policies.per != "user":
+        why = "it is that of the API key" if config.policies.owned else "there is one policy for all"
+        raise ConfigError(f"--user has no meaning with policies.per = {config.policies.per}: {why}")
+    name = user.strip(" \t")
+    if not name:
+        raise ConfigError("--user: a name is wanted, and this one is blank")
+    try:
+        header = name.encode()
+        principal = KeyRing(config.serving.api_keys).principal(f"Bearer {key}".encode())
+        names = [one.name for one in config.serving.api_keys]
+        OwnerNames(config.policies, names).owner(principal, header=header.decode("latin-1"))
+    except UnicodeEncodeError:
+        raise ConfigError("--user: the name must be UTF-8") from None
+    except GatewayError as error:
+        raise ConfigError(f"--user: {error.message}") from None
+    return header
 
 
 def _key(keys: Sequence[ApiKey]) -> str:

@@ -183,13 +183,15 @@ def run_rollback(parsed: argparse.Namespace) -> int:
     from_when = _from_when(parsed)
     with opened_store(parsed) as (store, config):
         version = _servable(store, parsed.version, parsed.user)
-        owner = _whose(version, parsed.user, config)
+        owner = _whose(store, version, parsed.user, config)
         before = store.versions.serving(owner)
         store.versions.roll_back(version.version, owner)
+    waits = _waits(owner, config)
     if before.version == version.version:
-        _say(f"{version.name} was in service and stays; what was to follow it is given up")
+        _say(f"{version.name} was in service and stays; what was to follow it is given up{waits}")
         return OK
-    _say(f"{version.name} serves from {from_when}, in place of {before.name}; training goes on from it")
+    begins = "serves" if waits else f"serves from {from_when}"
+    _say(f"{version.name} {begins}, in place of {before.name}; training goes on from it{waits}")
     return OK
 
 
@@ -197,10 +199,11 @@ def run_pin(parsed: argparse.Namespace) -> int:
     """`policy pin VERSION`."""
     with opened_store(parsed) as (store, config):
         version = _servable(store, parsed.version, parsed.user)
-        owner = _whose(version, parsed.user, config)
+        owner = _whose(store, version, parsed.user, config)
         store.versions.pin(version.version, owner)
     training, whose = ("this policy's training", f" --user {shlex.quote(owner)}") if owner else ("training", "")
-    _say(f"{version.name} stays in service, and {training} waits, until: openclaw-rl policy unpin{whose}")
+    until = f"openclaw-rl policy unpin{whose}"
+    _say(f"{version.name} stays in service, and {training} waits, until: {until}{_waits(owner, config)}")
     return OK
 
 
@@ -214,7 +217,10 @@ def run_unpin(parsed: argparse.Namespace) -> int:
             raise ConfigError(f"{_per(config)}: say whose policy, with --user NAME; {there}")
         pinned = store.versions.pinned(parsed.user or "")
         store.versions.unpin(parsed.user or "")
-    _say("no version was pinned" if pinned is None else f"{pinned.name} may be followed by newer ones again")
+    if pinned is None:
+        _say("no version was pinned")
+        return OK
+    _say(f"{pinned.name} may be followed by newer ones again{_waits(parsed.user or '', config)}")
     return OK
 
 
@@ -300,11 +306,13 @@ def _version(store: Store, name: str, user: str | None = None) -> PolicyVersion:
     return version
 
 
-def _whose(version: PolicyVersion, user: str | None, config: Config) -> str:
-    """Whom a version is to serve. The base is everybody's: with a policy for each, somebody has to be named."""
-    owner = version.owner or user
-    if owner and not config.policies.owned:
-        raise ConfigError(f"{shown(owner)} has no policy of their own with {_per(config)}: nothing of theirs serves")
+def _whose(store: Store, version: PolicyVersion, user: str | None, config: Config) -> str:
+    """Whom a version is to serve. The base is everybody's: with a policy for each, somebody has to be named.
+
+    With one policy for all, an owner's is there for later (`_waits`): `up` asks for that before it goes on with it.
+    """
+    if user and not config.policies.owned and user not in store.versions.owners():
+        raise ConfigError(f"{shown(user)} has no policy of their own, with {_per(config)} nor from before")
     if version.version != BASE_VERSION:
         if config.policies.owned and not version.owner:
             raise ConfigError(f"{version.name} is of the shared policy, which serves nobody with {_per(config)}")
@@ -312,6 +320,14 @@ def _whose(version: PolicyVersion, user: str | None, config: Config) -> str:
     if user is None and config.policies.owned:
         raise ConfigError(f"{_per(config)}: say whose policy, with --user NAME")
     return user or ""
+
+
+def _waits(owner: str, config: Config) -> str:
+    """A line more for what is said of an owner's policy while there is one for all; nothing where it serves."""
+    if not owner or config.policies.owned:
+        return ""
+    serves = f"with {_per(config)} nothing of {shown(owner)}'s serves"
+    return f"\nThis counts once policies.per is user or key again: {serves}"
 
 
 def _per(config: Config) -> str:

@@ -14,6 +14,7 @@ from openclaw_rl.serving.engines.embedded.sampling import (
     draw_all,
     log_probabilities,
 )
+from openclaw_rl.types import GREEDY_BELOW
 
 LOGITS = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
 
@@ -110,9 +111,21 @@ def test_rows_are_drawn_together_as_each_would_be_alone() -> None:
         assert together[row] == alone
 
 
-@pytest.mark.parametrize("temperature", [1e-300, 1e-38, 0.005])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-38])
 def test_what_is_colder_than_anything_that_samples_takes_the_likeliest(temperature: float) -> None:
     logits = torch.tensor([1.0, 30.0, 2.0])
     drawn = draw(logits, temperature=temperature, top_p=1.0, generator=torch.Generator().manual_seed(0))
     assert (drawn.token, drawn.logprob) == (1, 0.0)
     assert torch.isfinite(log_probabilities(logits, temperature)).all()
+
+
+def test_below_where_answers_are_greedy_nothing_gets_colder() -> None:
+    """Two that are nearly as likely: a half of that temperature would tell them apart twice as far."""
+    logits = torch.tensor([0.0, GREEDY_BELOW])
+    likelier = math.log(math.e / (1 + math.e))
+    for temperature in (GREEDY_BELOW, GREEDY_BELOW / 2, 1e-300):
+        assert log_probabilities(logits, temperature)[1].item() == pytest.approx(likelier, abs=1e-6)
+        drawn = [draw(logits, temperature=temperature, top_p=1.0, generator=generator(seed)) for seed in range(40)]
+        assert {one.token for one in drawn} == {0, 1}
+        logprob = next(one.logprob for one in drawn if one.token == 1)
+        assert logprob == pytest.approx(likelier, abs=1e-6)

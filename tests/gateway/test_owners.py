@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +114,8 @@ def test_a_user_is_the_bodys_else_the_headers_else_the_key() -> None:
     assert names.owner(PHONE, user="ann", header="bob") == "ann"
     assert names.owner(PHONE, header="bob") == "bob"
     assert names.owner(PHONE, user="", header="") == "phone"
+    assert names.owner(PHONE, header=" \tann b\t ") == "ann b"  # blanks around a header's value are none of it
+    assert names.owner(PHONE, header=" \t") == "phone"
     assert names.owner(LOCAL) == ""
     assert names.owner(PHONE, header="J\u00f6rg".encode().decode("latin-1")) == "J\u00f6rg"
 
@@ -245,7 +249,15 @@ def test_a_reward_is_nobodys_where_two_users_have_a_session_of_that_name(tmp_pat
         refused = gateway.http.post(url, json={"score": 1.0})
         assert (refused.status_code, refused.json()["error"]["code"]) == (400, "user_not_named")
         assert "X-User-Id" in refused.json()["error"]["message"]
+        for nobody in ("", " \t"):
+            plain = HTTPConnection("127.0.0.1", gateway.config.serving.port, timeout=20)  # httpx sends no blanks
+            plain.request("POST", url, '{"score": 1.0}', {"X-User-Id": nobody})
+            answered = plain.getresponse()
+            assert (answered.status, json.loads(answered.read())) == (400, refused.json())
+            plain.close()
         assert gateway.store.turns.judgements() == []
+        nobodys = gateway.http.post(url, json={"score": 1.0}, headers={"X-User-Id": "dan"})
+        assert nobodys.json()["error"]["message"] == "This key has no such turn in such a session of that user."
         body = {"score": 1.0, "turn_id": turns["ann"].turn_id}
         assert gateway.http.post(url, json=body).json()["turn_id"] == turns["ann"].turn_id
         said = gateway.http.post(url, json={"score": 1.0}, headers={"X-User-Id": "ann"}).json()
@@ -316,18 +328,31 @@ def test_a_request_waits_for_a_place_and_is_then_told_to_come_again(tmp_path: Pa
 
 
 @dataclass
-class SlowToLoad(SmallEngine):
-    """Reads the first version's files for a while."""
+class Gated(SmallEngine):
+    """Reads the first version's files until it is let go on, and is not through with the first request for it before
+    it has the second: for `PATIENCE_S` at most, for one that waits behind Bob never comes."""
+
+    PATIENCE_S = 5.0
+    go_on: threading.Event = field(default_factory=threading.Event)
+    second: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def load_version(self, version: PolicyVersion) -> None:
-        if version.version == 1 and 1 not in self.loaded:
-            await asyncio.sleep(0.5)
+        if version.version == 1:
+            await asyncio.to_thread(self.go_on.wait, 20)
         await super().load_version(version)
+
+    async def chat(self, request: ChatRequest) -> AsyncIterator[ChatEvent]:
+        async for event in super().chat(request):
+            yield event
+            if len(self.asked) == 1:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.second.wait(), self.PATIENCE_S)
+            self.second.set()
 
 
 def test_who_waits_behind_others_goes_on_once_their_version_is_there(tmp_path: Path) -> None:
     """Ann asks twice while hers is being loaded; Bob, between, waits for a place until she is through."""
-    engine = SlowToLoad(say=lambda _: Said(text="a b c d e f", pause_s=0.15), places=1)
+    engine = Gated(places=1)
     with per_user(tmp_path, engine) as gateway:
         publish(gateway.store, 1, "ann")
         publish(gateway.store, 2, "bob")
@@ -336,7 +361,9 @@ def test_who_waits_behind_others_goes_on_once_their_version_is_there(tmp_path: P
         for owner in ("ann", "bob", "ann"):
             threads.append(threading.Thread(target=lambda owner=owner: found.append(version_for(gateway, owner))))
             threads[-1].start()
-            time.sleep(0.1)
+            wait_until(lambda: gateway.http.get("/readyz").json()["active_requests"] == len(threads))
+            time.sleep(0.2)  # it comes before the next one to where they wait; were it late, the test would see less
+        engine.go_on.set()
         for thread in threads:
             thread.join(20)
     assert [request.version for request in engine.asked] == [1, 1, 2]

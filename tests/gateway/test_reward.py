@@ -47,7 +47,9 @@ def test_only_the_owner_and_an_admin(rewarded: Gateway) -> None:
     session = response.headers["X-Session-Id"]
     refused = reward(rewarded, session, {"score": 1}, "bob")
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "turn_not_found")
-    assert reward(rewarded, "nowhere", {"score": 1}).status_code == 404
+    unheard_of = reward(rewarded, "nowhere", {"score": 1})
+    assert unheard_of.status_code == 404
+    assert unheard_of.json()["error"]["message"] == "This key has no such turn in such a session."
     assert reward(rewarded, session, {"score": 1}, "nobody").status_code == 401
     assert reward(rewarded, session, {"score": 1}, "root").status_code == 200
     assert reward(rewarded, session, {"score": 1}, "ann").json()["repeated"] is True

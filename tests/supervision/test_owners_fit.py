@@ -94,7 +94,7 @@ def test_one_that_does_not_fit_is_named_and_keeps_nobody_from_starting(tmp_path:
     assert told(config_of(tmp_path)) == []
 
 
-ENDS = ", and is not served: the base answers"
+ENDS = ", and is not served: an earlier version that the engine takes answers, or the base"
 
 
 @pytest.mark.parametrize(

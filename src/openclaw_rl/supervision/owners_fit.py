@@ -25,6 +25,7 @@ from openclaw_rl.types import PolicyVersion, VersionState
 
 SHOWN = 3
 """Versions that are named."""
+UNSERVED = ", and is not served: an earlier version that the engine takes answers, or the base"
 
 
 def check_owners(config: Config, say: Callable[[str], None]) -> None:
@@ -46,7 +47,7 @@ def check_owners(config: Config, say: Callable[[str], None]) -> None:
     odd = {name: words for name, found in told.items() if (words := _difference(found, config.training.lora))}
     if not odd:
         return
-    unserved = {name: ", and is not served: the base answers" for name in odd if _refused(told[name], config)}
+    unserved = {name: UNSERVED for name in odd if _refused(told[name], config)}
     some = list(odd.items())[:SHOWN]
     named = "; ".join(f"{name} was trained with {words}{unserved.get(name, '')}" for name, words in some)
     if len(odd) == len(told):

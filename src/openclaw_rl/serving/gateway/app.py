@@ -211,8 +211,7 @@ def _add_feedback_routes(app: FastAPI, services: Services) -> None:
         principal = _principal(services, request)
         said = parse_reward(await read_small_body(request))
         key = None if principal.admin else principal.key_id
-        named = "x-user-id" in request.headers or not principal.admin
-        owner = _owner(services, request, principal) if named else None
+        owner = _owner(services, request, principal) if _names_user(request) or not principal.admin else None
         try:
             rated = await services.recorder.reward(
                 said, session=session_id, key_id=key, owner=owner, apart=services.owned
@@ -224,9 +223,9 @@ def _add_feedback_routes(app: FastAPI, services: Services) -> None:
             logger.error("a reward was not recorded (%s)", reason_of(error))
             raise errors.record_unavailable() from error
         if rated is None:
-            raise errors.GatewayError(
-                404, "This key has no such turn in such a session of that user.", code="turn_not_found"
-            )
+            whose = " of that user" if services.owned else ""
+            message = f"This key has no such turn in such a session{whose}."
+            raise errors.GatewayError(404, message, code="turn_not_found")
         body = {"turn_id": rated.turn_id, "score": said.score, "recorded_only": rated.recorded_only}
         return _json(200, {**body, "repeated": rated.repeated})
 
@@ -320,6 +319,11 @@ def _principal(services: Services, request: Request) -> Principal:
 def _owner(services: Services, request: Request, principal: Principal) -> str:
     """Whose policy a request without a chat body is about: the user in its header, else its key's."""
     return services.owners.owner(principal, header=request.headers.get("x-user-id"))
+
+
+def _names_user(request: Request) -> bool:
+    """Whether somebody is in the header: blanks are nobody, as they are to `OwnerNames`."""
+    return bool(request.headers.get("x-user-id", "").strip(" \t"))
 
 
 def _add_error_shape(app: FastAPI) -> None:
