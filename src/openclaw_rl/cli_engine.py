@@ -69,7 +69,7 @@ def _replicas(parsed: argparse.Namespace) -> tuple[Path, tuple[str, ...]]:
     path = child_config_path(run_dir)
     if not path.exists():
         raise ConfigError(f"no deployment in {run_dir}: start one with openclaw-rl up")
-    urls = engine_addresses(load_json(path))
+    urls = tuple(engine_addresses(load_json(path)))
     if len(urls) < 2:
         raise ConfigError(f"the deployment in {run_dir} has one engine: set engine.replicas or engine.urls for more")
     return run_dir, urls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, model_validator
@@ -45,7 +45,7 @@ class EngineConfig(Section):
     replica_ports: tuple[Annotated[int, Field(ge=1, le=65535)], ...] = ()
     """Where the processes of several replicas listen; empty: at `port` and at free ones."""
     api_key: SecretStr | None = None
-    """kind = openai: the upstream's key; kind = sglang: the `--api-key` of the one at `urls`. Best in the
+    """kind = openai: the upstreams' key; kind = sglang: the `--api-key` of those at `urls`. Best in the
     environment, `OPENCLAW_RL_ENGINE__API_KEY`."""
     upstream_model: str | None = None
     """kind = openai: the model's name there."""
@@ -155,3 +155,12 @@ _ONLY_FOR: Mapping[str, str] = {
     "upstream_model": "openai",
     "upstream_logprobs": "openai",
 }
+
+
+def as_now(tree: Any) -> Any:
+    """The tree of a deployment in this version's words: earlier ones had the addresses of own replicas in `urls`."""
+    engine = tree.get("engine") if isinstance(tree, Mapping) else None
+    if not isinstance(engine, Mapping) or engine.get("kind", "embedded") not in {"embedded", "scripted"}:
+        return tree
+    ports = [urlsplit(url).port for url in engine.get("urls") or ()]
+    return {**tree, "engine": {**engine, "urls": [], "replica_ports": ports}} if ports else tree

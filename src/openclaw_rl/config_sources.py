@@ -22,6 +22,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from openclaw_rl.config import Config
+from openclaw_rl.config_engine import as_now
 
 ENV_PREFIX = "OPENCLAW_RL_"
 
@@ -377,7 +378,7 @@ def load_json(path: Path) -> Config:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    return resolve(from_tree(tree, str(path))).config
+    return resolve(from_tree(as_now(tree), str(path))).config
 
 
 def _describe(error: Mapping[str, Any], origins: Mapping[str, str]) -> str:

@@ -235,11 +235,11 @@ class EngineHarness:
         finally:
             await engine.close()
 
-    def run(self, scenario: Callable[[Engine], Awaitable[T]]) -> T:
+    def run(self, scenario: Callable[[Engine], Awaitable[T]], *, within_s: float = SCENARIO_S) -> T:
         """Run one scenario with an adapter of its own."""
 
         async def main() -> T:
-            async with asyncio.timeout(SCENARIO_S), self.engine() as engine:
+            async with asyncio.timeout(within_s), self.engine() as engine:
                 return await scenario(engine)
 
         return asyncio.run(main())

@@ -198,3 +198,17 @@ def test_each_of_several_is_asked(tmp_path: Path) -> None:
         both = {"kind": "vllm", "urls": [first, other], "context_length": 80}
         message = refusal(Config.model_validate({"run_dir": tmp_path, "engine": both}))
     assert message.startswith(f"the engine at {other} (engine.kind = vllm) will not do")
+
+
+def test_of_several_one_may_be_away(tmp_path: Path) -> None:
+    """A deployment starts while one of its servers is down; while all are, it says so."""
+    gone = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
+    with listening(create_vllm(FakeVllm())) as there:
+        some = {"kind": "vllm", "urls": [gone[0], there], "context_length": 80}
+        said: list[str] = []
+        check_engine(Config.model_validate({"run_dir": tmp_path, "engine": some}), said.append, patience_s=1.0)
+    assert f"the engine at {gone[0]} (engine.kind = vllm) cannot be used" in said[-1]
+    assert "it is one of several" in said[-1]
+    nowhere = {"kind": "vllm", "urls": gone, "context_length": 80}
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_engine(Config.model_validate({"run_dir": tmp_path, "engine": nowhere}), said.append, patience_s=1.0)

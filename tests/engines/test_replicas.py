@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ class PairHarness(EngineHarness):
     @property
     def urls(self) -> tuple[str, ...]:
         """Of the two processes."""
-        return engine_addresses(self.config)
+        return tuple(engine_addresses(self.config))
 
     def session_of(self, url: str) -> str:
         """A session that stays at that one while both are there."""
@@ -84,6 +85,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config = contract_config(
         tmp_path_factory.mktemp(kind), model, kind=kind, replicas=2, port=ports[0], replica_ports=ports, **OWN[kind]
     )
+    config.logs_dir.mkdir(parents=True)
     harness = PairHarness(config, model, start_timeout_s=START_S)
     if reason := why_not(kind, harness):
         not_installed(reason)
@@ -122,7 +124,7 @@ async def both_ready(engine: Engine) -> bool:
 async def exact_from(pair: PairHarness, engine: Engine, url: str, version: PolicyVersion) -> None:
     """The session of one of them is answered by that one, with this version's own log-probabilities."""
     stream = Stream(engine, of_session(pair.session_of(url), version.version, "Name a river.", temperature=1.0))
-    await stream.reach(1)
+    await asyncio.sleep(0)  # so that it is sent
     assert isinstance(engine, ReplicatedEngine)
     assert {one.url: one.requests for one in engine.report()}[url] == 1
     await stream.end()
@@ -163,4 +165,4 @@ def test_a_version_is_on_both_and_a_killed_one_has_it_again_before_its_sessions_
         await until(lambda: both_ready(engine), within_s=RETURN_S)
         await exact_from(pair, engine, lost, version)
 
-    pair.run(scenario)
+    pair.run(scenario, within_s=START_S + RETURN_S)

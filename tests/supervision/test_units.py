@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 
 from openclaw_rl.config import Config, EngineConfig, ServingConfig, TrainingConfig
 from openclaw_rl.config_render import write_private, write_private_json
-from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.serving.engines.replicas.pool import gpus_of_each
+from openclaw_rl.config_sources import ConfigError, load_json
+from openclaw_rl.serving.engines.replicas.gpus import gpus_of_each
 from openclaw_rl.serving.engines.replicas.worker import replica_config
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.child import module_of
@@ -376,6 +376,7 @@ def test_each_replica_has_a_port_of_its_own_and_its_share_of_the_threads() -> No
     config = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": {"replicas": 3, "threads": 7}}))
     ports = config.engine.replica_ports
     assert [urlsplit(url).port for url in engine_addresses(config)] == list(ports)
+    assert all(name == address for name, address in engine_addresses(config).items())
     assert ports[0] == config.engine.port
     assert len({*ports, config.serving.port}) == 4
     second = replica_config(config, 1)
@@ -387,8 +388,8 @@ def test_each_replica_has_a_port_of_its_own_and_its_share_of_the_threads() -> No
 def test_a_replica_speaks_for_one_server_of_several(kind: str) -> None:
     servers = ("http://10.0.0.1:8000", "http://10.0.0.2:8000")
     config = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": {"kind": kind, "urls": servers}}))
-    assert len(engine_addresses(config)) == 2
-    assert not set(engine_addresses(config)) & set(servers), "the gateway asks those who speak for them"
+    assert tuple(engine_addresses(config)) == servers, "as people know them, whatever is restarted"
+    assert not set(engine_addresses(config).values()) & set(servers), "the gateway asks those who speak for them"
     each = [replica_config(config, number) for number in range(2)]
     assert [one.engine.urls for one in each] == [servers[:1], servers[1:]]
     assert [one.engine.port for one in each] == list(config.engine.replica_ports)
@@ -398,16 +399,23 @@ def test_a_replica_speaks_for_one_server_of_several(kind: str) -> None:
 
 def test_ports_of_replicas_can_be_said() -> None:
     found = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": {"replicas": 2}}))
-    said = {"replicas": 2, "replica_ports": found.engine.replica_ports}
+    ports = found.engine.replica_ports
+    said = {"replicas": 2, "replica_ports": ports}
     again = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": said}))
-    assert again.engine.replica_ports == found.engine.replica_ports
+    assert again.engine.replica_ports == ports
+    assert again.engine.port == ports[0]
+    with pytest.raises(ConfigError, match=r"serving\.port and engine\.replica_ports are both"):
+        resolve_ports(Config.model_validate({"serving": {"port": ports[1]}, "engine": said}))
 
 
 GPUS = [
     ({}, {}, 0, [{}, {}]),  # a CPU
     ({}, {}, 4, [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]),
     ({}, {"CUDA_VISIBLE_DEVICES": "5,7,9"}, 10, [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]),
+    ({}, {"CUDA_VISIBLE_DEVICES": " 5, 7"}, 10, [{"CUDA_VISIBLE_DEVICES": "5"}, {"CUDA_VISIBLE_DEVICES": "7"}]),
     ({}, {"CUDA_VISIBLE_DEVICES": ""}, 4, [{}, {}]),  # hidden from us
+    ({}, {"CUDA_VISIBLE_DEVICES": "-1"}, 4, [{}, {}]),
+    ({}, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, 0, [{}, {}]),
     ({"model": {"device": "cpu"}}, {}, 4, [{}, {}]),
     ({"engine": {"kind": "embedded", "replicas": 2}}, {}, 1, [{}, {}]),
     ({"engine": {"kind": "vllm", "urls": ["http://a:1", "http://b:1"]}}, {}, 1, [{}, {}]),  # they run already
@@ -424,5 +432,13 @@ def test_servers_that_are_started_here_share_no_gpu(
 
 def test_fewer_gpus_than_servers_are_an_error() -> None:
     config = Config.model_validate({"engine": {"kind": "sglang", "replicas": 2}})
-    with pytest.raises(ConfigError, match=r"engine.replicas = 2, and there are 1 GPUs"):
+    with pytest.raises(ConfigError, match=r"engine.replicas = 2, and there are 1 GPUs .*model.device = cpu"):
         gpus_of_each(config, {}, 1)
+
+
+def test_a_configuration_of_before_is_read_as_it_was_meant(tmp_path: Path) -> None:
+    """Replicas of our own had their addresses in `engine.urls`."""
+    path = tmp_path / "config.json"
+    urls = ["http://127.0.0.1:4001", "http://127.0.0.1:4002"]
+    path.write_text(json.dumps({"engine": {"replicas": 2, "urls": urls}}))
+    assert tuple(engine_addresses(load_json(path))) == tuple(urls)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
@@ -45,9 +46,10 @@ def resolve_ports(config: Config) -> Config:
         ConfigError: if one cannot be bound, or both are the same.
     """
     serving = resolve_port(config.serving.host, config.serving.port, "serving")
-    engine = resolve_port(config.engine.host, config.engine.port, "engine")
-    if serving == engine:
-        raise ConfigError(f"serving.port and engine.port are both {serving}")
+    said = config.engine.replica_ports
+    engine = resolve_port(config.engine.host, said[0] if said else config.engine.port, "engine")
+    if serving in {engine, *said}:
+        raise ConfigError(f"serving.port and {'engine.replica_ports' if said else 'engine.port'} are both {serving}")
     found: dict[str, object] = {"port": engine}
     if config.engine.count > 1 and config.engine.kind != "openai":
         found["replica_ports"] = _replica_ports(config, engine, taken=serving)
@@ -59,12 +61,16 @@ def resolve_ports(config: Config) -> Config:
     )
 
 
-def engine_addresses(config: Config) -> tuple[str, ...]:
-    """Where the gateway finds several engines, upstreams or processes of ours; empty where there is one process."""
+def engine_addresses(config: Config) -> Mapping[str, str]:
+    """Where the gateway asks each of several engines, by the URL that people know it by; empty where there is one.
+
+    An upstream is asked itself, and a server at `engine.urls` through the process here that speaks for it.
+    """
     engine = config.engine
-    return (
-        engine.urls if engine.kind == "openai" else tuple(base_url(engine.host, one) for one in engine.replica_ports)
-    )
+    if engine.kind == "openai":
+        return {url: url for url in engine.urls}
+    own = [base_url(engine.host, port) for port in engine.replica_ports]
+    return dict(zip(engine.urls or own, own, strict=True)) if own else {}
 
 
 def _replica_ports(config: Config, first: int, *, taken: int) -> tuple[int, ...]:

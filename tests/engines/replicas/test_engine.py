@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,10 @@ from openclaw_rl.serving.engines.protocol import (
     EngineHealth,
     EngineOverloaded,
     EngineUnavailable,
+    InvalidEngineRequest,
     PromptRead,
+    ScoreRequest,
+    ScoreResult,
     TokensDrawn,
     UnknownVersion,
 )
@@ -391,6 +395,82 @@ def test_rolling_never_answers_with_what_was_gone_back_from() -> None:
         assert {fakes[url].asked[-1].version for url in URLS if fakes[url].asked} == {1}
 
     using(work, rolling=True)
+
+
+# --- a base that is gone, and whole models ---------------------------------------------------------------------
+
+
+@dataclass
+class Swapped(FakeEngine):
+    """It holds another whole model, as one did that was started for another deployment, until it is told to load."""
+
+    swapped: bool = True
+
+    async def load_version(self, version: PolicyVersion) -> None:
+        await super().load_version(version)
+        self.swapped = False
+
+    async def health(self) -> EngineHealth:
+        said = await super().health()
+        return replace(said, loaded_versions=()) if self.swapped else said
+
+    async def score(self, request: ScoreRequest) -> ScoreResult:
+        if self.swapped:
+            raise UnknownVersion("policy version 0 is not loaded")
+        return ScoreResult(logprobs=(-1.0,))
+
+
+def test_a_replica_without_its_base_is_asked_nothing_and_gets_it_back() -> None:
+    fakes = {url: Swapped(swapped=url != URLS[2]) for url in URLS}
+
+    async def work(engine: ReplicatedEngine, _: Fakes) -> None:
+        for session in SESSIONS:
+            await ask(engine, of(session))
+        await until(lambda: all(task.done() for task in engine._tasks.values()))
+        assert [fake.loads for fake in fakes.values()] == [[0], [0], []]
+        assert (await engine.health()).loaded_versions == (0,)
+        for session in SESSIONS:
+            await ask(engine, of(session))
+        assert all(fake.asked for fake in fakes.values())
+
+    using(work, fakes=fakes)
+
+
+def test_a_score_goes_on_to_another_where_one_has_let_go_of_the_version() -> None:
+    fakes = {url: Swapped(swapped=False) for url in URLS}
+
+    async def work(engine: ReplicatedEngine, _: Fakes) -> None:
+        for url in URLS[:2]:
+            fakes[url].swapped = True  # not looked at since
+        asked = ScoreRequest(ids=(1, 2), start=1, version=0)
+        assert (await engine.score(asked)).logprobs == (-1.0,)
+        fakes[URLS[2]].swapped = True
+        with pytest.raises(UnknownVersion, match="version 0 is not loaded"):
+            await engine.score(asked)
+
+    using(work, fakes=fakes)
+
+
+def test_where_all_have_lost_the_base_it_is_loaded_as_any_version_is() -> None:
+    fakes = {url: Swapped() for url in URLS}
+
+    async def work(engine: ReplicatedEngine, _: Fakes) -> None:
+        base = PolicyVersion(version=0, state=VersionState.SERVING, path=None, step=0, created_at=0.0)
+        await engine.load_version(base)
+        assert (await engine.health()).loaded_versions == (0,)
+
+    using(work, fakes=fakes)
+
+
+def test_whole_models_are_refused_where_each_would_swap_at_another_moment(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    async def work(engine: ReplicatedEngine, fakes: Fakes) -> None:
+        with pytest.raises(InvalidEngineRequest, match="take no whole model"):
+            await engine.load_version(replace(version(1), path=str(tmp_path)))
+        assert not any(fake.loads for fake in fakes.values())
+
+    using(work)
 
 
 # --- draining ----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -13,6 +14,7 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import CorruptPolicy, UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.serving.engines.factory import SPOKEN_FOR, adapter
 from openclaw_rl.serving.engines.protocol import EngineCapabilities, EngineError, EngineUnavailable
+from openclaw_rl.serving.engines.replicas.gpus import gpus_here, gpus_of_each
 from openclaw_rl.serving.engines.requirements import Offered, Situation, explain, unmet
 
 logger = logging.getLogger(__name__)
@@ -20,6 +22,10 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 30.0
 """How long an engine that somebody else starts may be away."""
 RETRY_S = 0.5
+
+
+class EngineAway(ConfigError):
+    """It was not there for as long as was waited for it."""
 
 
 class Found(Protocol):
@@ -63,20 +69,32 @@ def check_engine(config: Config, say: Callable[[str], None], *, patience_s: floa
         raise ConfigError("; ".join(problems))
     if config.engine.kind in SPOKEN_FOR and config.engine.urls:
         asyncio.run(_ask_servers(situation, say, patience_s))
+    elif config.engine.count > 1:
+        gpus_of_each(config, os.environ, gpus_here())
 
 
 async def _ask_servers(situation: Situation, say: Callable[[str], None], patience_s: float) -> None:
-    """Ask the vLLM or SGLang that runs already: it may lack what others of its kind have."""
+    """Ask each vLLM or SGLang that runs already: it may lack what others of its kind have.
+
+    Of several, one that is away is no reason to start nothing: its process here asks it once it is back.
+    """
     from openclaw_rl.serving.engines.attached import check_server_at, server_at  # only where there is one
 
+    away: list[EngineAway] = []
     for url in situation.config.engine.urls:
         name = f"the engine at {url} (engine.kind = {situation.config.engine.kind})"
         server = server_at(situation.config, url)
         try:
             await _patiently(server, name, say, patience_s)
             await check_server_at(server, name, situation)
+        except EngineAway as error:
+            away.append(error)
         finally:
             await server.close()
+    if len(away) == situation.config.engine.count:
+        raise away[0]
+    for one in away:
+        say(f"{one}: it is one of several, and gets requests once it is there")
 
 
 async def _offers(config: Config, say: Callable[[str], None], patience_s: float) -> list[Offered]:
@@ -107,7 +125,7 @@ async def _patiently(engine: Probed, name: str, say: Callable[[str], None], pati
                 return await engine.probe()
         except TimeoutError as error:
             why = f"did not answer within {patience_s:g} s" if last is None else f"cannot be used: {last}"
-            raise ConfigError(f"{name} {why}") from error
+            raise EngineAway(f"{name} {why}") from error
         except EngineUnavailable as error:
             if last is None:
                 say(f"waiting for {name}: {error}")

@@ -21,16 +21,18 @@ def connect(config: Config) -> Engine:
 
     Where there are several, it is one adapter to all of them.
     """
-    urls = engine_addresses(config)
-    if len(urls) < 2:
-        return adapter(config, urls[0] if urls else None)
+    found = engine_addresses(config)
+    if len(found) < 2:
+        return adapter(config, next(iter(found.values()), None))
     from openclaw_rl.serving.engines.replicas.drains import DrainList
     from openclaw_rl.serving.engines.replicas.engine import ReplicatedEngine
+    from openclaw_rl.serving.engines.replicas.replica import LOOK_S, SERVERS_LOOK_S
 
     return ReplicatedEngine(
-        {url: adapter(config, url) for url in urls},
+        {name: adapter(config, address) for name, address in found.items()},
         rolling=config.serving.on_publish == "rolling",
         drains=DrainList(config.run_dir),
+        look_s=SERVERS_LOOK_S if config.engine.kind in SPOKEN_FOR else LOOK_S,
     )
 
 

@@ -12,8 +12,10 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any
 
+from openclaw_rl.policy_files import CorruptPolicy, UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.serving.engines.protocol import (
     ChatEvent,
     ChatRequest,
@@ -22,6 +24,7 @@ from openclaw_rl.serving.engines.protocol import (
     EngineError,
     EngineHealth,
     EngineUnavailable,
+    InvalidEngineRequest,
     PromptRead,
     ScoreRequest,
     ScoreResult,
@@ -31,12 +34,13 @@ from openclaw_rl.serving.engines.protocol import (
 from openclaw_rl.serving.engines.replicas.drains import DrainList
 from openclaw_rl.serving.engines.replicas.replica import LOOK_S, Replica
 from openclaw_rl.serving.engines.replicas.routing import preference
-from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion
+from openclaw_rl.types import BASE_VERSION, Message, PolicyVersion, VersionState
 
 logger = logging.getLogger(__name__)
 
 LOOK_ON_S = 1.0
 """How often replicas are looked at while they load."""
+_BASE = PolicyVersion(version=BASE_VERSION, state=VersionState.SERVING, path=None, step=0, created_at=0.0)
 
 
 class ReplicaLost(EngineError):
@@ -73,7 +77,7 @@ class ReplicatedEngine:
         self._replicas = {url: Replica(url, engine, look_s=look_s) for url, engine in engines.items()}
         self._rolling = rolling
         self._drains = drains
-        self._known: dict[int, PolicyVersion] = {}
+        self._known = {BASE_VERSION: _BASE}
         self._wanted = self._before = BASE_VERSION
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}
@@ -173,10 +177,11 @@ class ReplicatedEngine:
 
         Raises:
             EngineUnavailable: there is none.
+            InvalidEngineRequest: it is a whole model, and these take none.
             EngineError: one that is there cannot load it.
         """
-        if version.version == BASE_VERSION:
-            return
+        if not self.capabilities.full_weights and await asyncio.to_thread(_is_whole, version):
+            raise InvalidEngineRequest(f"several of this engine take no whole model ({version.name})", param="path")
         if not any(one.takes_requests for one in self._replicas.values()):
             await self._look()
         able = [one for one in self._replicas.values() if one.takes_requests]
@@ -246,7 +251,8 @@ class ReplicatedEngine:
 
     async def unload_version(self, version: int) -> None:
         """Unload a version everywhere."""
-        self._known.pop(version, None)
+        if version != BASE_VERSION:
+            self._known.pop(version, None)
         able = [one for one in self._replicas.values() if one.up]
         done = await asyncio.gather(*(one.engine.unload_version(version) for one in able), return_exceptions=True)
         for one, error in zip(able, done, strict=True):
@@ -277,8 +283,8 @@ class ReplicatedEngine:
         )
 
     def _in_reach(self, there: list[Replica]) -> set[int]:
-        """The base, and the versions that we know and that a replica has."""
-        return {BASE_VERSION} | {version for one in there for version in one.loaded & self._known.keys()}
+        """The versions that we know and that a replica has."""
+        return {version for one in there for version in one.loaded & self._known.keys()}
 
     async def _look(self) -> None:
         """Look at all of them. One that was away keeps nobody waiting, unless there is no other."""
@@ -318,12 +324,21 @@ class ReplicatedEngine:
     async def score(self, request: ScoreRequest) -> ScoreResult:
         """Score given tokens on any that has the version."""
         tried: set[str] = set()
+        unknown: UnknownVersion | None = None
         while True:
-            replica = await self._any(tried, request.version)
+            try:
+                replica = await self._any(tried, request.version)
+            except EngineUnavailable:
+                if unknown is not None:
+                    raise unknown from None
+                raise
             try:
                 return await replica.score(request)
             except EngineUnavailable:
                 logger.info("another replica scores")
+            except UnknownVersion as error:
+                unknown = error
+                replica.forget(request.version)
 
     async def _any(self, tried: set[str], version: int = BASE_VERSION) -> Replica:
         if not any(one.takes_requests for one in self._replicas.values()):
@@ -341,3 +356,13 @@ class ReplicatedEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(one.engine.close() for one in self._replicas.values()))
+
+
+def _is_whole(version: PolicyVersion) -> bool:
+    """Whether its files are a whole model's; what cannot be read is for a replica to refuse."""
+    if version.path is None:
+        return False
+    try:
+        return weights_of(Path(version.path)).kind is WeightsKind.FULL
+    except (CorruptPolicy, UnreadablePolicy):
+        return False

@@ -11,11 +11,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from openclaw_rl.config import Config
-from openclaw_rl.config_engine import SERVERS
 from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.serving.engines.replicas.gpus import gpus_here, gpus_of_each
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.child import EXIT_NO_RESTART
 from openclaw_rl.supervision.children import Backoff, Child
@@ -26,6 +25,8 @@ from openclaw_rl.types import LoopName
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
+_STARTED_HERE = "replica"
+"""What those are called that have no URL of their own; the servers at `engine.urls` were asked when `up` began."""
 SHARE_OF_SHUTDOWN = 0.3
 """Of supervisor.shutdown_timeout_s: the supervisor gives the engine's process a third of it."""
 
@@ -34,18 +35,19 @@ def run(config: Config, stop: threading.Event) -> None:
     """Mind the process of each engine until `stop` is set. Call it from the main thread, to which they are tied.
 
     Raises:
-        ConfigError: one of them cannot run with this configuration, or there are fewer GPUs than servers.
+        ConfigError: one of them cannot be started with this configuration, or there are fewer GPUs than servers.
     """
     gpus = gpus_of_each(config, os.environ, gpus_here())
     store = Store.open(config.store_path)
     children = [_child(config, number, gpus[number]) for number in range(config.engine.count)]
+    names = config.engine.urls or [f"{_STARTED_HERE} {number + 1}" for number in range(config.engine.count)]
     reporter = LoopReporter(store, LoopName.ENGINE)
     try:
         for child in children:
             child.start()
         while not stop.wait(POLL_S):
-            for number, child in enumerate(children):
-                _mind(number, child)
+            for name, child in zip(names, children, strict=True):
+                _mind(name, child)
             _report(reporter, children)
     finally:
         _end(children, config.supervisor.shutdown_timeout_s * SHARE_OF_SHUTDOWN)
@@ -64,34 +66,6 @@ def threads_of_each(threads: int, replicas: int) -> int:
     return max(1, threads // replicas)
 
 
-def gpus_here() -> int:
-    """How many GPUs of NVIDIA this machine shows."""
-    return sum(1 for _ in Path("/dev").glob("nvidia[0-9]*"))
-
-
-def gpus_of_each(config: Config, environment: Mapping[str, str], here: int) -> Sequence[Mapping[str, str]]:
-    """What says to each replica which GPUs are its own: as many for each, where servers are started on GPUs here.
-
-    Two servers on one GPU would each take nearly all of its memory. `here`: how many GPUs the machine has.
-
-    Raises:
-        ConfigError: there are fewer than servers.
-    """
-    engine, visible = config.engine, environment.get("CUDA_VISIBLE_DEVICES")
-    gpus = [str(number) for number in range(here)] if visible is None else [one for one in visible.split(",") if one]
-    if engine.kind not in SERVERS or engine.urls or config.model.device == "cpu" or not gpus:
-        return [{}] * engine.count
-    share = len(gpus) // engine.count
-    if not share:
-        raise ConfigError(
-            f"engine.replicas = {engine.count}, and there are {len(gpus)} GPUs: each {engine.kind} needs one"
-        )
-    return [
-        {"CUDA_VISIBLE_DEVICES": ",".join(gpus[first : first + share])}
-        for first in range(0, share * engine.count, share)
-    ]
-
-
 def _child(config: Config, number: int, gpus: Mapping[str, str]) -> Child:
     threads = str(threads_of_each(config.engine.threads, config.engine.count))
     settings = config.supervisor
@@ -104,13 +78,17 @@ def _child(config: Config, number: int, gpus: Mapping[str, str]) -> Child:
     )
 
 
-def _mind(number: int, child: Child) -> None:
+def _mind(name: str, child: Child) -> None:
+    """Start it again where it has ended. What one cannot be started with no other try will change, unless it has run
+    before: then the others go on without it, and it is tried again.
+    """
+    first = not child.state.restarts
     ended = child.reap(restart=True)
     if ended is not None:
         last = child.last_log_line()
-        if ended.code in EXIT_NO_RESTART:
-            raise ConfigError(last or f"replica {number + 1} cannot run with this configuration")
-        logger.warning("replica %d %s; it is started again (%s)", number + 1, ended.words(), last)
+        if ended.code in EXIT_NO_RESTART and first and name.startswith(_STARTED_HERE):
+            raise ConfigError(f"{name}: {last or 'it cannot run with this configuration'}")
+        logger.warning("%s %s; it is started again (%s)", name, ended.words(), last)
     child.start_if_due()
 
 
@@ -118,7 +96,7 @@ def _report(reporter: LoopReporter, children: Sequence[Child]) -> None:
     running = sum(child.running for child in children)
     restarts = [child.state.restarts for child in children]
     if running == len(children):
-        reporter.working(f"{running} replicas run", restarts=restarts)
+        reporter.working(f"{running} replicas' processes run", restarts=restarts)
     else:
         reporter.waiting(
             f"{len(children) - running} of {len(children)} replicas to be started again", restarts=restarts

@@ -16,12 +16,14 @@ from openclaw_rl.serving.engines.protocol import (
     ScoreRequest,
     ScoreResult,
 )
-from openclaw_rl.types import BASE_VERSION, PolicyVersion
+from openclaw_rl.types import PolicyVersion
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 2.0
 """How long it may take to say how it is."""
+SERVERS_LOOK_S = 8.0
+"""The same for a vLLM or SGLang, which is asked in turn: SGLang's scheduler answers between two steps."""
 FAILURES_UNTIL_LOST = 2
 """One look may fail because the machine was busy. An engine that cannot be connected to is lost at once."""
 
@@ -87,7 +89,7 @@ class Replica:
             self._instance = health.instance_id
             self.up = health.ready
             self.problem = "" if health.ready else "it is loading the model"
-            self.loaded = frozenset(health.loaded_versions) | {BASE_VERSION} | self._noted
+            self.loaded = frozenset(health.loaded_versions) | self._noted  # the base only where it is there
             self.queued = health.queued_requests
             self.context_length = health.context_length
         self.looked_at = True
@@ -161,8 +163,8 @@ class Replica:
         self._noted.add(version.version)
 
     def forget(self, version: int) -> None:
-        """It has that version no longer; the base it always has."""
-        self.loaded -= {version} - {BASE_VERSION}
+        """It has that version no longer."""
+        self.loaded -= {version}
         self._noted.discard(version)
 
     async def score(self, request: ScoreRequest) -> ScoreResult:

@@ -15,8 +15,10 @@ from typing import Any
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load_json
 from openclaw_rl.serving.engines.replicas.pool import threads_of_each
+from openclaw_rl.supervision.alone import alone
 from openclaw_rl.supervision.child import ENGINE_MODULES, EXIT_CONFIGURATION, configure_logging
 from openclaw_rl.supervision.process import die_with_parent, ending_at_once, leave, stop_event
+from openclaw_rl.types import LoopName
 
 
 class Silent:
@@ -65,7 +67,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_json(arguments.config)
         with ending_at_once():  # libraries take seconds to import
             module = importlib.import_module(ENGINE_MODULES[config.engine.kind])
-        module.run(replica_config(config, arguments.number), stop, Silent())
+        with alone(config.run_dir, f"{LoopName.ENGINE}-{arguments.number + 1}", stop) as ours:
+            if ours:
+                module.run(replica_config(config, arguments.number), stop, Silent())
     except ConfigError as error:
         logging.getLogger(__name__).error("%s", error)
         return EXIT_CONFIGURATION
