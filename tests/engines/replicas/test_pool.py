@@ -1,0 +1,65 @@
+"""The pool of replicas' processes: what ends it, and what does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from openclaw_rl.config_sources import ConfigError
+from openclaw_rl.serving.engines.replicas.pool import _mind
+from openclaw_rl.supervision.child import EXIT_CONFIGURATION
+from openclaw_rl.supervision.children import Backoff, Child
+from openclaw_rl.types import LoopName
+
+ONCE = """
+import pathlib, sys
+seen = pathlib.Path(sys.argv[1])
+code = 78 if seen.exists() else 1
+seen.touch()
+sys.exit(code)
+"""
+
+
+def child_of(tmp_path: Path, program: str) -> Child:
+    command = [sys.executable, "-c", f"{program}", str(tmp_path / "seen")]
+    return Child(LoopName.ENGINE, command, dict(os.environ), tmp_path / "log", Backoff(0.01, 0.01))
+
+
+def minded(name: str, child: Child, times: int) -> list[int]:
+    """Mind it until it has ended so often; its codes."""
+    codes: list[int] = []
+    child.start()
+    deadline = time.monotonic() + 30
+    while len(codes) < times:
+        assert time.monotonic() < deadline
+        was = child.state.last_exit
+        _mind(name, child)
+        if child.state.last_exit is not was and child.state.last_exit is not None:
+            codes.append(child.state.last_exit.code)
+        time.sleep(0.01)
+    return codes
+
+
+def test_one_that_cannot_be_started_at_all_ends_the_deployment_by_name(tmp_path: Path) -> None:
+    fails = child_of(tmp_path, f"import sys; print('no such model'); sys.exit({EXIT_CONFIGURATION})")
+    with pytest.raises(ConfigError, match="replica 2: no such model"):
+        minded("replica 2", fails, 1)
+
+
+def test_one_that_ran_before_is_tried_again_and_the_others_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A GPU may fail, a Python be installed anew: that is no reason to end who answers."""
+    with caplog.at_level(logging.WARNING):
+        assert minded("replica 1", child_of(tmp_path, ONCE), 3) == [1, EXIT_CONFIGURATION, EXIT_CONFIGURATION]
+    assert "replica 1" in caplog.text
+
+
+def test_a_server_of_somebody_elses_may_come_back_as_it_should_be(tmp_path: Path) -> None:
+    fails = child_of(tmp_path, f"import sys; sys.exit({EXIT_CONFIGURATION})")
+    assert minded("http://10.0.0.1:8000", fails, 2) == [EXIT_CONFIGURATION] * 2
