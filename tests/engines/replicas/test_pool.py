@@ -30,9 +30,9 @@ def child_of(tmp_path: Path, program: str) -> Child:
     return Child(LoopName.ENGINE, command, dict(os.environ), tmp_path / "log", Backoff(0.01, 0.01))
 
 
-def minded(name: str, child: Child, times: int) -> list[int]:
+def minded(name: str, child: Child, times: int) -> list[int | None]:
     """Mind it until it has ended so often; its codes."""
-    codes: list[int] = []
+    codes: list[int | None] = []
     child.start()
     deadline = time.monotonic() + 30
     while len(codes) < times:
