@@ -83,6 +83,12 @@ class SessionStore:
             )
             return result.rowcount
 
+    def quiet_since(self) -> float | None:
+        """When the last request came to the open session that has had none for longest; None where none is open."""
+        longest = select(func.min(sessions.c.last_active_at)).where(sessions.c.ended_at.is_(None))
+        with self._database.read() as connection:
+            return connection.execute(longest).scalar()
+
 
 def touch(
     connection: Connection, session_id: str, key_id: str, client_session_id: str | None, now: float, owner: str = ""
