@@ -93,6 +93,23 @@ def test_versions_say_whose_they_are(capsys: pytest.CaptureFixture[str], run_dir
     assert json.loads(run(capsys, run_dir, "sessions", "list", "--user", "bob", "--json"))
 
 
+def test_whoever_has_no_policy_is_named_beside_the_list(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    def told(*arguments: str) -> tuple[str, str]:
+        capsys.readouterr()
+        assert main(["policy", "list", *arguments, "--run-dir", str(run_dir)]) == 0
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    nearest = "openclaw-rl: nobody called Anne has a policy of their own; the nearest name is ann\n"
+    assert told("--user", "Anne", "--json") == ("[]\n", nearest)
+    table, said = told("--user", "Anne")
+    assert (table.split()[0], len(table.splitlines()), said) == ("version", 1, nearest)
+    assert told("--user", "zzz")[1] == "openclaw-rl: nobody called zzz has a policy of their own\n"
+    assert told("--user", "bob")[1] == told()[1] == ""
+    run(capsys, run_dir, "policy", "pin", "base", "--user", "zzz")
+    assert told("--user", "zzz")[1] == "", "the base is listed, which zzz is kept at"
+
+
 def test_pins_of_owners_are_shown_and_lifted_by_name(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
     assert "nobody's is pinned" in run(capsys, run_dir, "policy", "unpin", code=2)
     said = run(capsys, run_dir, "policy", "pin", "base", "--user", "ann b; rm")
