@@ -209,12 +209,16 @@ def test_status_warns_of_a_key_that_is_called_like_a_user_of_another(tmp_path: P
     assert namesakes(store, after) == ("bob",)  # an admin's key may speak for Cora
     assert namesakes(store, make_config(tmp_path, serving={"api_keys": named})) == ()
     dan = make_config(tmp_path, serving={"api_keys": [{"name": "dan", "key": "d"}]}, policies=policies)
-    Conversation(store, "s-dan").turn("t-dan", owner="dan", key_id="local")  # as an import with --user is
-    assert namesakes(store, dan) == ()
+    Conversation(store, "s-dan").turn("t-dan", owner="dan", key_id="local")
+    assert namesakes(store, dan) == ("dan",)  # whoever asked before there were keys
+    erin = make_config(tmp_path, serving={"api_keys": [{"name": "erin", "key": "e"}]}, policies=policies)
+    talk = Conversation(store, "s-erin")
+    talk.answer(talk.ask("t-erin", owner="erin", key_id="local"), reconstructed=True)  # as an import with --user is
+    assert namesakes(store, erin) == ()
     report = owners_report(store, after, time.time())
     assert report is not None
     (warning,) = (words for words in report.words() if words.startswith("warning"))
-    assert "the API key bob has the policy of a user bob whom other keys spoke for" in warning
+    assert "the API key bob has the policy of a user bob for whom others spoke" in warning
     store.close()
 
 
