@@ -95,6 +95,23 @@ def test_versions_say_whose_they_are(capsys: pytest.CaptureFixture[str], run_dir
     assert json.loads(run(capsys, run_dir, "sessions", "list", "--user", "bob", "--json"))
 
 
+def test_whoever_has_no_policy_is_named_beside_the_list(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
+    def told(*arguments: str) -> tuple[str, str]:
+        capsys.readouterr()
+        assert main(["policy", "list", *arguments, "--run-dir", str(run_dir)]) == 0
+        said = capsys.readouterr()
+        return said.out, said.err
+
+    nearest = "openclaw-rl: nobody called Anne has a policy of their own; the nearest name is ann\n"
+    assert told("--user", "Anne", "--json") == ("[]\n", nearest)
+    table, said = told("--user", "Anne")
+    assert (table.split()[0], len(table.splitlines()), said) == ("version", 1, nearest)
+    assert told("--user", "zzz")[1] == "openclaw-rl: nobody called zzz has a policy of their own\n"
+    assert told("--user", "bob")[1] == told()[1] == ""
+    run(capsys, run_dir, "policy", "pin", "base", "--user", "zzz")
+    assert told("--user", "zzz")[1] == "", "the base is listed, which zzz is kept at"
+
+
 def test_pins_of_owners_are_shown_and_lifted_by_name(capsys: pytest.CaptureFixture[str], run_dir: Path) -> None:
     assert "nobody's is pinned" in run(capsys, run_dir, "policy", "unpin", code=2)
     said = run(capsys, run_dir, "policy", "pin", "base", "--user", "ann b; rm")
@@ -194,12 +211,16 @@ def test_status_warns_of_a_key_that_is_called_like_a_user_of_another(tmp_path: P
     assert namesakes(store, after) == ("bob",)  # an admin's key may speak for Cora
     assert namesakes(store, make_config(tmp_path, serving={"api_keys": named})) == ()
     dan = make_config(tmp_path, serving={"api_keys": [{"name": "dan", "key": "d"}]}, policies=policies)
-    Conversation(store, "s-dan").turn("t-dan", owner="dan", key_id="local")  # as an import with --user is
-    assert namesakes(store, dan) == ()
+    Conversation(store, "s-dan").turn("t-dan", owner="dan", key_id="local")
+    assert namesakes(store, dan) == ("dan",)  # whoever asked before there were keys
+    erin = make_config(tmp_path, serving={"api_keys": [{"name": "erin", "key": "e"}]}, policies=policies)
+    talk = Conversation(store, "s-erin")
+    talk.answer(talk.ask("t-erin", owner="erin", key_id="local"), reconstructed=True)  # as an import with --user is
+    assert namesakes(store, erin) == ()
     report = owners_report(store, after, time.time())
     assert report is not None
     (warning,) = (words for words in report.words() if words.startswith("warning"))
-    assert "the API key bob has the policy of a user bob whom other keys spoke for" in warning
+    assert "the API key bob has the policy of a user bob for whom others spoke" in warning
     store.close()
 
 

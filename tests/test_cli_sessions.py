@@ -101,6 +101,35 @@ def test_what_is_exported_can_be_deleted_and_brought_back(run_dir: Path, capsys:
     assert after == was
 
 
+def test_whoever_has_no_sessions_is_named_beside_the_output(
+    run_dir: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A slip in a name is not found in an empty table, or in an empty line of what is to be JSON."""
+
+    def told(*argv: str) -> tuple[str, str]:
+        assert main(["sessions", *argv]) == 0
+        captured = capsys.readouterr()
+        return captured.out, captured.err
+
+    store = Store.open(run_dir / "store.sqlite")
+    for owner in ("ann@example.org", "bob@example.org"):
+        Conversation(store, f"of-{owner}").turn(f"t-{owner}", owner=owner)
+    store.close()
+    nearest = "openclaw-rl: nobody called Anne@example.org has sessions here; the nearest name is ann@example.org\n"
+    assert told("export", "--user", "Anne@example.org") == ("", nearest)
+    assert told("list", "--user", "Anne@example.org", "--json") == ("[]\n", nearest)
+    assert told("list", "--user", "Anne@example.org") == ("no sessions\n", nearest)
+    assert told("list", "--user", "zzz")[1] == "openclaw-rl: nobody called zzz has sessions here\n"
+    both = ("--user", "bob@example.org", "--key", "anna")
+    assert told("list", *both)[1] == "openclaw-rl: there are no sessions of user bob@example.org of key anna\n"
+    assert told("list", "--user", "bob@example.org")[1] == ""
+    assert told("delete", "--user", "bob@exmple.org", "--yes")[1].endswith("the nearest name is bob@example.org\n")
+    told("delete", "--key", "anna", "--yes")
+    assert told("export", "--key", "anna") == ("", "openclaw-rl: there are no sessions of key anna\n")
+    told("delete", "--all", "--yes")
+    assert told("export", "--all") == ("", "openclaw-rl: there are no sessions\n")
+
+
 def test_a_key_or_all_can_be_deleted(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "deleted 1 session: 1 turn, 1 request" in ran(capsys, "delete", "--key", "anna", "--yes")
     assert "no version was trained" not in ran(capsys, "delete", "--all", "--yes")

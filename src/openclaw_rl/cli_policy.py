@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 
-from openclaw_rl.cli_names import given, shown
+from openclaw_rl.cli_names import given, nobody, remark, shown
 from openclaw_rl.cli_store import store_of
 from openclaw_rl.cli_versions import as_json, listing, names, on_disk, when
 from openclaw_rl.config import Config
@@ -86,8 +86,11 @@ def run_list(parsed: argparse.Namespace) -> int:
     """`policy list`."""
     with opened_store(parsed) as (store, _):
         at_base = _kept_at_base(store, parsed.user)
-        versions = [one for one in store.versions.all() if _asked_for(one, parsed.user, at_base)]
+        there = store.versions.all()
+        versions = [one for one in there if _asked_for(one, parsed.user, at_base)]
         steps, since = _steps(store), store.versions.states_since()
+    if not versions:
+        remark(nobody(parsed.user, "has a policy of their own", {one.owner for one in there}))
     if parsed.json:
         _print_json([as_json(one, steps.get(one.version), since[one.version], at_base) for one in versions])
         return OK

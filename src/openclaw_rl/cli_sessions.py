@@ -10,18 +10,19 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from openclaw_rl.cli_names import given
+from openclaw_rl.cli_names import given, nobody, remark, shown
 from openclaw_rl.cli_store import store_of
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError, load, load_json
 
 if TYPE_CHECKING:
     from openclaw_rl.store import Store
+    from openclaw_rl.store.archive import SessionSummary
 
 OK, FAILED = 0, 1
 
@@ -91,8 +92,10 @@ def run_list(parsed: argparse.Namespace) -> int:
     with _opened(parsed) as (store, config):
         keys = key_names(config)
         owner = None if parsed.key is None else _key_id(parsed.key, config)
-        found = [one for one in store.archive.summaries() if owner in (None, one.key_id)]
-        found = [one for one in found if parsed.user in (None, one.owner)]
+        there = store.archive.summaries()
+        found = [one for one in there if owner in (None, one.key_id) and parsed.user in (None, one.owner)]
+        if not found and (parsed.user, parsed.key) != (None, None):
+            remark(_none_of(there, parsed))
     if parsed.json:
         _say(json.dumps([summary_json(one, keys) for one in found], indent=2))
     else:
@@ -139,7 +142,8 @@ def run_export(parsed: argparse.Namespace) -> int:
                 )
     text = "".join(f"{line}\n" for line in lines)
     if parsed.output is None:
-        _say(text.removesuffix("\n"))
+        if lines:
+            _say(text.removesuffix("\n"))
         return OK
     try:
         write_private(parsed.output, text)
@@ -274,9 +278,20 @@ def _chosen(store: Store, config: Config, parsed: argparse.Namespace) -> list[st
     """
     if (bool(parsed.session), parsed.key is not None, parsed.user is not None, parsed.all).count(True) != 1:
         raise ConfigError("say which sessions: some SESSION, or --key NAME, or --user NAME, or --all")
-    if parsed.user is not None:
-        return [one.session_id for one in store.archive.summaries() if one.owner == parsed.user]
     if parsed.session:
         return list(dict.fromkeys(_one(store, name) for name in parsed.session))
-    owner = None if parsed.all else _key_id(parsed.key, config)
-    return [one.session_id for one in store.archive.summaries() if owner in (None, one.key_id)]
+    owner = None if parsed.key is None else _key_id(parsed.key, config)
+    there = store.archive.summaries()
+    chosen = [one for one in there if owner in (None, one.key_id) and parsed.user in (None, one.owner)]
+    if not chosen:
+        remark(_none_of(there, parsed))
+    return [one.session_id for one in chosen]
+
+
+def _none_of(there: Sequence[SessionSummary], parsed: argparse.Namespace) -> str:
+    """Why none of the sessions that are there was chosen: in a name of a user, nobody notices a slip otherwise."""
+    owners = {one.owner for one in there}
+    if parsed.user is not None and parsed.user not in owners:
+        return nobody(parsed.user, "has sessions here", owners)
+    whose = [f"of {kind} {shown(name)}" for kind, name in (("user", parsed.user), ("key", parsed.key)) if name]
+    return " ".join(["there are no sessions", *whose])

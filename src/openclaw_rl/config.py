@@ -130,7 +130,7 @@ class RolloutConfig(TaskSettings):
     idle_timeout_s: Positive = 1800.0
     """A session without a request for this long is over."""
     poll_interval_s: Positive = 0.1
-    """The pause between two passes of the rollout loop."""
+    """How often the rollout loop and the judge look whether there is something new for them."""
     on_store_failure: Literal["serve", "refuse"] = "serve"
     """While the record cannot be written (a full disk, a lock held too long): `serve` answers without recording,
     counted; `refuse` answers 503 with Retry-After before the engine is asked."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from benchmarks.engine_sides import Embedded, Round, Static, Task, prompts_of, w
 from benchmarks.engine_vllm import NotHere
 
 from benchmarks import engine
+from openclaw_rl.serving.engines.interpreter import ENVIRONMENTS
 from openclaw_rl.testing.tiny_model import build_tiny_model
 
 
@@ -69,7 +71,8 @@ def test_the_benchmark_runs_and_says_what_it_lacks(tiny: Path, capsys: pytest.Ca
 def test_a_machine_without_vllm_is_told_so(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("openclaw_rl.serving.engines.vllm.launch.VENV_PYTHON", tmp_path / "none" / "python")
+    nowhere = replace(ENVIRONMENTS["vllm"], python=tmp_path / "none" / "python")
+    monkeypatch.setitem(ENVIRONMENTS, "vllm", nowhere)
     small = ["--parallel", "1", "--prompt-tokens", "8", "--new-tokens", "2", "--rounds", "1", "--sides", "embedded"]
     assert main(["engine", *small, "vllm", "--model-path", str(tiny), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -10,22 +10,20 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-import openclaw_rl
 from openclaw_rl.config import Config
 from openclaw_rl.config_engine import EngineConfig
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.factory import connect
+from openclaw_rl.serving.engines.interpreter import ENVIRONMENTS, SOURCES
 from openclaw_rl.serving.engines.protocol import EngineUnavailable, InvalidEngineRequest
 from openclaw_rl.serving.engines.replicas.worker import replica_config
 from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.sglang.client import SglangEngine
-from openclaw_rl.serving.engines.sglang.server import DEFAULT_PYTHON, KEY_FILE, _key_file, _server, launch, python_of
+from openclaw_rl.serving.engines.sglang.server import KEY_FILE, _key_file, _server, launch, python_of
 from openclaw_rl.supervision.child import module_of
 from openclaw_rl.types import LoopName
-
-SOURCES = Path(openclaw_rl.__file__).resolve().parents[2]
 
 
 def config_of(tiny: Path, **engine: Any) -> Config:
@@ -158,7 +156,7 @@ def test_without_a_name_it_is_looked_for_and_what_is_for_the_tests_is_not_taken(
         python.touch(mode=0o700)
         if name == ".venv-sglang":
             assert python_of(config_of(tiny)) == python
-        elif not (SOURCES / DEFAULT_PYTHON).exists():
+        elif not (SOURCES / ENVIRONMENTS["sglang"].python).exists():
             with pytest.raises(ConfigError, match=r"needs \.venv-sglang/bin/python .*engine\.sglang\.python"):
                 python_of(config_of(tiny))
 

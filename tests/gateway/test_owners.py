@@ -150,9 +150,9 @@ def test_the_log_warns_of_a_key_that_is_called_like_a_user_of_another(
 ) -> None:
     with per_user(tmp_path, api_keys=KEYS[:1]) as gateway:
         assert ask(gateway, "bob", "pk").status_code == 200
-    assert "spoke for" not in caplog.text
+    assert "others spoke" not in caplog.text
     with per_user(tmp_path, api_keys=[*KEYS, {"name": "bob", "key": "bk"}]):
-        assert caplog.text.count("the API key bob has the policy of a user bob whom other keys spoke for") == 1
+        assert caplog.text.count("the API key bob has the policy of a user bob for whom others spoke") == 1
 
 
 # --- whose version -----------------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
-from openclaw_rl.config import Config, JudgeConfig
-from openclaw_rl.judging.base import Judge
+from openclaw_rl.config import Config, JudgeConfig, RolloutConfig
+from openclaw_rl.judging.base import Judge, JudgeError
 from openclaw_rl.judging.factory import build_judge
-from openclaw_rl.judging.loop import JudgingLoop, run
+from openclaw_rl.judging.loop import RETRY_S, JudgingLoop, run
 from openclaw_rl.store import Store
+from openclaw_rl.store.news import ANYWAY_S
 from openclaw_rl.testing.scripted_judge import ScriptedJudge
 from openclaw_rl.types import Judgement, JudgementOutcome, LoopName, Turn, TurnState
 from tests.builders import Conversation, make_config, user
@@ -248,3 +250,37 @@ def test_a_hint_that_gives_the_answer_away_is_refused_and_counted(store: Store, 
     assert (judgement.score, judgement.hint) == (-1.0, None)
     assert judgement.details["hints_refused"] == {"quotes_answer": 1}
     assert store.status.counts().counters["hints_refused_quotes_answer"] == 1
+
+
+def asked(store: Store) -> list[str]:
+    """What is asked of the store from now on for turns to judge."""
+    claims: list[str] = []
+
+    def see(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        if "judge_attempts" in statement and statement.startswith("SELECT"):
+            claims.append(statement)
+
+    event.listen(store._database._engine, "before_cursor_execute", see)
+    return claims
+
+
+class FailsOnce(ScriptedJudge):
+    """So that the turn is tried again a second later."""
+
+    seen = 0
+
+    async def judge(self, turn: Turn) -> Judgement:
+        self.seen += 1
+        if self.seen == 1:
+            raise JudgeError("scripted", "not yet")
+        return await super().judge(turn)
+
+
+def test_a_lease_that_ends_is_noticed_and_till_then_nothing_is_asked(store: Store, tmp_path: Path) -> None:
+    to_judge(store, "[good]")
+    claims, judge, began = asked(store), FailsOnce(), time.monotonic()
+    config = make_config(tmp_path, judge=JudgeConfig(kind="scripted"), rollout=RolloutConfig(poll_interval_s=0.02))
+    work(store, config, judge, lambda: len(store.turns.judgements()) == 1)
+    assert judge.seen == 2
+    assert RETRY_S <= time.monotonic() - began < RETRY_S + ANYWAY_S / 3, "nothing but the time told of it"
+    assert 2 <= len(claims) <= 12, "of fifty polls all but a few had nothing new to look at"

@@ -25,6 +25,7 @@ from openclaw_rl.judging.factory import build_judge
 from openclaw_rl.judging.hint_candidates import screened
 from openclaw_rl.judging.signals import by_signals_alone, weighed
 from openclaw_rl.store import Store
+from openclaw_rl.store.news import News
 from openclaw_rl.store.outage import Patience, StoppedInOutage
 from openclaw_rl.supervision.process import LoopReporter, ending_at_once
 from openclaw_rl.types import Judgement, JudgementOutcome, LoopName, Turn
@@ -46,6 +47,7 @@ class JudgingLoop:
         self._store = store
         self._judge = judge
         self._stop = stop
+        self._news = News(store.changes)
         self._reporter = LoopReporter(store, LoopName.JUDGING)
         self._patience = Patience(stop, self._reporter.waiting)
         self._running: dict[asyncio.Task[None], str] = {}
@@ -82,7 +84,17 @@ class JudgingLoop:
         free = self._breaker.allowance(self._config.judge.workers, len(self._running), time.time())
         if free <= 0:
             return []
-        return await self._stored(self._store.turns.claim_for_judging, free, self._config.judge.lease_s)
+        return await self._stored(self._claim_news, free)
+
+    def _claim_news(self, free: int) -> list[tuple[Turn, int]]:
+        """Claim at most so many; no table is asked where nothing can be there that was not a moment ago."""
+        now = time.time()
+        if not self._news.worth_a_look(now):
+            return []
+        claimed = self._store.turns.claim_for_judging(free, self._config.judge.lease_s)
+        if not claimed:
+            self._news.nothing_found(self._store.turns.next_lease_end(now))
+        return claimed
 
     def _start(self, claimed: list[tuple[Turn, int]]) -> None:
         for turn, attempts in claimed:

@@ -2,6 +2,7 @@
 
 A pass is a list of named steps. Each step moves turns by single store transactions and keeps nothing in memory, so
 that the process may be killed anywhere, a pass may run twice, and the next pass always finds the right thing to do.
+After a pass that moved nothing the next one waits until the record has changed, or a session has been idle too long.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from openclaw_rl.rollout.retries import RetrySearch, find_retry
 from openclaw_rl.rollout.samples import build_sample, kept_sample, zero_counts
 from openclaw_rl.rollout.waiting import waiting_samples
 from openclaw_rl.store import Store
+from openclaw_rl.store.news import News
 from openclaw_rl.store.outage import STORE_ERRORS, Patience
 from openclaw_rl.store.transitions import TurnGone
 from openclaw_rl.supervision.process import LoopReporter
@@ -189,7 +191,7 @@ def run_pass(store: Store, config: Config, now: float) -> dict[str, int]:
 
 
 def run(config: Config, stop: threading.Event) -> None:
-    """Run passes each `rollout.poll_interval_s` until `stop` is set; report, and warn when nothing moves."""
+    """Look for work each `rollout.poll_interval_s` until `stop` is set; report, and warn when nothing moves."""
     store = Store.open(config.store_path)
     try:
         RolloutLoop(config, store, stop).run()
@@ -198,12 +200,13 @@ def run(config: Config, stop: threading.Event) -> None:
 
 
 class RolloutLoop:
-    """Passes, one after the other, over one store."""
+    """Passes over one store, one after the other while there is something to do."""
 
     def __init__(self, config: Config, store: Store, stop: threading.Event) -> None:
         self._config = config
         self._store = store
         self._stop = stop
+        self._news = News(store.changes)
         self._reporter = LoopReporter(store, LoopName.ROLLOUT)
         self._records = ConversationRecords(store, config)
         self._patience = Patience(stop, self._reporter.waiting)
@@ -227,8 +230,17 @@ class RolloutLoop:
         """Whether the record cannot be used at the moment."""
         return self._patience.waiting
 
-    def _once(self, now: float) -> None:
+    def _pass(self, now: float) -> dict[str, int]:
         moved = run_pass(self._store, self._config, now)
+        if not any(moved.values()):  # of all steps only one waits for a time
+            quiet_since = self._store.sessions.quiet_since()
+            self._news.nothing_found(
+                None if quiet_since is None else quiet_since + self._config.rollout.idle_timeout_s
+            )
+        return moved
+
+    def _once(self, now: float) -> None:
+        moved = self._pass(now) if self._news.worth_a_look(now) else {}
         moved["writing records"] = self._records.write_due(now)
         if any(moved.values()):
             self._watch.moved(now)

@@ -66,6 +66,10 @@ class Store:
         """How long a transaction waits for another process's to end."""
         return self._database.patience_s
 
+    def changes(self) -> int:
+        """A number that is another one once any process has changed what is in here; heartbeats do not count."""
+        return self._database.changes()
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Make one transaction of all methods that this thread calls inside: all of it is committed, or nothing."""

@@ -1,4 +1,9 @@
-"""One SQLite file in WAL mode: opening it, and its kinds of transaction."""
+"""One SQLite file in WAL mode: opening it, and its kinds of transaction.
+
+The file counts its own changes, in the header's `user_version`, so that a loop can ask for next to nothing whether
+there is anything new. `PRAGMA data_version` would cost no write, but it tells of every commit: with five loops whose
+heartbeats are commits there is one nearly each time that somebody looks.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +23,8 @@ PATIENCE_S = 10.0
 MIGRATION_PATIENCE_S = 60.0
 """How long a process waits for the one that upgrades the schema."""
 LATE_CHECKPOINT_PAGES = 8000
+_CHANGES = 2**31
+"""So many the count of changes can tell apart: `user_version` has 32 bits and a sign."""
 
 
 class Database:
@@ -64,11 +71,11 @@ class Database:
         if (joined := self._joined()) is not None:
             yield joined
             return
-        with self._writing.connect() as connection, connection.begin():
+        with self._writing.connect() as connection, connection.begin(), _counted(connection):
             yield connection
 
     def write_once(self, statement: Executable) -> None:
-        """One statement that is a transaction by itself.
+        """One statement that is a transaction by itself, and no change that `changes` counts: no loop waits for it.
 
         The lock is held while SQLite runs it, and no longer. Between the statements of `write` the interpreter has
         its turn: in a process that gives way to others and computes beside this, that may take seconds, and
@@ -94,7 +101,7 @@ class Database:
             driver = cast(sqlite3.Connection, connection.connection.driver_connection)
             driver.execute("PRAGMA synchronous=FULL").close()  # a setting of connections, not of transactions
             try:
-                with connection.begin():
+                with connection.begin(), _counted(connection):
                     yield connection
             finally:
                 driver.execute("PRAGMA synchronous=NORMAL").close()
@@ -106,7 +113,7 @@ class Database:
             yield joined
             return
         connection = self._own_connection()
-        with connection.begin():
+        with connection.begin(), _counted(connection):
             self._local.joined = connection
             try:
                 yield connection
@@ -142,6 +149,15 @@ class Database:
         finally:
             connection.close()
 
+    def changes(self) -> int:
+        """A number that is another one after each transaction, of any process, that changed rows.
+
+        Whoever reads it, looks, finds nothing to do and reads the same again need not look again. Not counted are
+        heartbeats and the like (`write_once`), and what is written by other means than this class.
+        """
+        with self.bare() as cursor:
+            return _user_version(cursor)
+
     def close(self) -> None:
         """Close all connections."""
         while self._kept:
@@ -164,6 +180,22 @@ class Database:
                     raise StoreSchemaError(f"the upgrade of {self.path} would break {len(broken)} references: undone")
         finally:
             engine.dispose()
+
+
+@contextmanager
+def _counted(connection: Connection) -> Iterator[None]:
+    """Count the transaction that goes on in here as a change, if it changed a row."""
+    driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+    before = driver.total_changes
+    yield
+    if driver.total_changes != before:
+        cursor = driver.cursor()
+        cursor.execute(f"PRAGMA user_version={(_user_version(cursor) + 1) % _CHANGES}")
+        cursor.close()
+
+
+def _user_version(cursor: sqlite3.Cursor) -> int:
+    return int(cursor.execute("PRAGMA user_version").fetchone()[0])
 
 
 @contextmanager

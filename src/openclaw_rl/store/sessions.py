@@ -9,7 +9,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from openclaw_rl.store.database import Database
 from openclaw_rl.store.prepared import Prepared
-from openclaw_rl.store.schema import sessions
+from openclaw_rl.store.schema import sessions, turns
 
 _FIND = Prepared(
     select(sessions.c.session_id)
@@ -55,9 +55,11 @@ class SessionStore:
             found = connection.execute(last.limit(limit))
             return connection.execute(number).scalar_one(), [(str(owner), float(at)) for owner, at in found]
 
-    def spoken_for_by(self, owner: str) -> set[str]:
-        """The ids of the keys with which sessions of this owner were held."""
+    def spoken_for_by(self, owner: str, *, served: bool = False) -> set[str]:
+        """The ids of the keys that have sessions of this owner; `served`: with an answer that was not imported."""
         query = select(sessions.c.key_id).where(sessions.c.owner == owner).distinct()
+        if served:
+            query = query.join(turns, turns.c.session_id == sessions.c.session_id).where(~turns.c.reconstructed)
         with self._database.read() as connection:
             return set(connection.execute(query).scalars())
 
@@ -82,6 +84,12 @@ class SessionStore:
                 update(sessions).where(idle).values(ended_at=time.time(), end_reason="idle_timeout")
             )
             return result.rowcount
+
+    def quiet_since(self) -> float | None:
+        """When the last request came to the open session that has had none for longest; None where none is open."""
+        longest = select(func.min(sessions.c.last_active_at)).where(sessions.c.ended_at.is_(None))
+        with self._database.read() as connection:
+            return connection.execute(longest).scalar()
 
 
 def touch(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Select, and_, or_, select, update
+from sqlalchemy import Select, and_, func, or_, select, update
 
 from openclaw_rl.store.counting import count
 from openclaw_rl.store.lineage import add_signal, signals_of
@@ -194,6 +194,12 @@ class TurnStore(ServedTurns):
                     .values(judge_lease_until=now + lease_s, judge_attempts=attempts + 1)
                 )
             return claimed
+
+    def next_lease_end(self, after: float) -> float | None:
+        """When the first of the leases ends that last beyond `after`; None where there is none."""
+        running = (turns.c.state == TurnState.JUDGING.value) & (turns.c.judge_lease_until > after)
+        with self._database.read() as connection:
+            return connection.execute(select(func.min(turns.c.judge_lease_until)).where(running)).scalar()
 
     def release_judging_claims(self) -> int:
         """Give back every claimed turn: for the one judging process, when it starts after a predecessor's death.

@@ -21,6 +21,7 @@ from openclaw_rl.config import Config
 from openclaw_rl.config_render import write_private_json
 from openclaw_rl.config_sources import ConfigError, load_json
 from openclaw_rl.serving.engines.check import check_engine
+from openclaw_rl.serving.engines.interpreter import check_python
 from openclaw_rl.supervision.child import EXIT_CONFIGURATION, EXIT_NO_RESTART, EXIT_USAGE, configure_logging
 from openclaw_rl.supervision.children import (
     Backoff,
@@ -99,9 +100,11 @@ class Supervisor:
         Call it from the main thread, to which the processes are tied.
 
         Raises:
-            ConfigError: if the directory is in use or cannot be written, a port cannot be bound, the engine lacks
-                what the configuration needs, or no owner's policy fits it; nothing was started then.
+            ConfigError: if the engine's Python is not there, the directory is in use or cannot be written, a port
+                cannot be bound, the engine lacks what the configuration needs, or no owner's policy fits it; nothing
+                was started then.
         """
+        check_python(self._requested)  # before there is a directory
         with self._told_of_directory():
             self._run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock.acquire()

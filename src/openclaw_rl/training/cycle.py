@@ -22,6 +22,7 @@ from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import UnreadablePolicy, WeightsKind, weights_of
 from openclaw_rl.rollout.batches import batch_due
 from openclaw_rl.store import Store
+from openclaw_rl.store.news import News
 from openclaw_rl.store.outage import STORE_ERRORS, Patience, StoppedInOutage, outage_of
 from openclaw_rl.store.samples import SamplesGone
 from openclaw_rl.store.versions import BasisChanged, Pinned
@@ -61,6 +62,8 @@ log = logging.getLogger(__name__)
 TRAINING_STEP = "training_step"
 """The name of its spans."""
 POLL_S = 0.25
+TIMED_S = 1.0
+"""How often a batch that is old enough, or a window that opens, is looked for: what comes without a change."""
 EVALUATION_PAUSE_S = 2.0
 """How long an evaluation that raised is left alone before it is asked again."""
 HINTS_TOLD = 3
@@ -142,11 +145,15 @@ class TrainingLoop:
             raise error
 
     def _go_on(self) -> None:
+        news = News(self._store.changes, anyway_s=TIMED_S)
         while not self._stop.is_set():
-            done = self.cycle()
-            self._patience.over()
-            if not done:
-                self._stop.wait(POLL_S)
+            if news.worth_a_look(time.time()) or self._put_off.anything:
+                done = self.cycle()
+                self._patience.over()
+                if done:
+                    continue
+                news.nothing_found()
+            self._stop.wait(POLL_S)
 
     def _close_spans(self) -> None:
         """End the spans whose end could not be written."""

@@ -51,6 +51,11 @@ class PutOff:
         """It came through, or is not to be done any more."""
         self._failed.pop(owner, None)
 
+    @property
+    def anything(self) -> bool:
+        """Whether something is to be tried again, now or later."""
+        return bool(self._failed)
+
     def owners(self) -> Set[str]:
         """For whom something is put off now, and not to be tried yet."""
         now = self._clock()

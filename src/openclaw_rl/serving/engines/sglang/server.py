@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import os
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,6 @@ from typing import Any
 
 import uvloop
 
-import openclaw_rl
 from openclaw_rl.config import Config
 from openclaw_rl.config_render import write_private
 from openclaw_rl.config_sources import ConfigError
@@ -24,6 +22,7 @@ from openclaw_rl.models import available_devices, choose_device, choose_dtype, c
 from openclaw_rl.serving.engines.check import kind_in_service
 from openclaw_rl.serving.engines.external import ExternalServer, RunningServer, Watch, speak_for
 from openclaw_rl.serving.engines.installed import Package, check_installed
+from openclaw_rl.serving.engines.interpreter import python_for
 from openclaw_rl.serving.engines.protocol import EngineHealth
 from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.sglang.client import SglangEngine, queue_length
@@ -36,7 +35,6 @@ from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PYTHON = Path(".venv-sglang/bin/python")
 PACKAGE = Package(
     name="SGLang",
     module="sglang",
@@ -162,20 +160,7 @@ def python_of(config: Config) -> Path:
     Raises:
         ConfigError: it is not there.
     """
-    wanted = config.engine.sglang.python
-    if wanted is not None:
-        chosen = wanted.expanduser().absolute()
-        if not os.access(chosen, os.X_OK):
-            raise ConfigError(f"engine.sglang.python {chosen} is no program")
-        return chosen
-    sources = Path(openclaw_rl.__file__).resolve().parents[2]
-    for folder in (Path.cwd(), sources):
-        if os.access(folder / DEFAULT_PYTHON, os.X_OK):
-            return folder / DEFAULT_PYTHON
-    raise ConfigError(
-        f"engine.kind = sglang needs {DEFAULT_PYTHON} with SGLang in {Path.cwd()} or {sources} (docs/13-engines.md); "
-        "or set engine.sglang.python, or engine.urls to a SGLang that runs"
-    )
+    return python_for("sglang", config)
 
 
 def launch(situation: Situation, port: int, options_file: Path) -> ExternalServer:

@@ -8,14 +8,12 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import openclaw_rl
 from openclaw_rl.config import Config
-from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.models import available_devices, choose_device, choose_dtype, context_length
 from openclaw_rl.serving.engines.installed import Package
+from openclaw_rl.serving.engines.interpreter import python_for
 from openclaw_rl.serving.engines.vllm.capabilities import EXTENSION, MADE_FOR, allowed_rank
 
-VENV_PYTHON = Path(".venv-vllm/bin/python")
 PACKAGE = Package(
     name="vLLM",
     module="vllm",
@@ -36,19 +34,7 @@ def find_python(config: Config) -> Path:
     Raises:
         ConfigError: there is none; says how to get one.
     """
-    wanted = config.engine.vllm.python
-    if wanted is not None:
-        if not os.access(wanted.expanduser(), os.X_OK):
-            raise ConfigError(f"engine.vllm.python {wanted} is no program")
-        return wanted.expanduser()
-    sources = Path(openclaw_rl.__file__).resolve().parents[2]
-    for folder in (Path.cwd(), sources):
-        if os.access(folder / VENV_PYTHON, os.X_OK):
-            return folder / VENV_PYTHON
-    raise ConfigError(
-        f"engine.kind = vllm needs {VENV_PYTHON}, which `make vllm` creates, in {Path.cwd()} or {sources}; "
-        "or set engine.vllm.python, or engine.urls to a vLLM that runs"
-    )
+    return python_for("vllm", config)
 
 
 def dtype_of(config: Config) -> str:
