@@ -265,3 +265,18 @@ def test_what_up_advises_where_nobodys_policy_fits_can_be_done(
         run(capsys, run_dir, *advised.replace("NAME", owner).split())
     check_owners(asked, told.append)
     assert told == []
+
+
+@pytest.mark.parametrize("action", [("rollback", "base"), ("pin", "base"), ("unpin",)])
+def test_a_slip_in_a_name_is_not_silent(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, action: tuple[str, ...]
+) -> None:
+    """It may be meant for somebody who is yet to come, so it is done; the one who was meant goes on as before."""
+
+    def said(user: str) -> str:
+        capsys.readouterr()
+        assert main(["policy", *action, "--user", user, "--run-dir", str(run_dir)]) == 0
+        return capsys.readouterr().err
+
+    assert "nobody called anm has a policy or a session here; the nearest name is ann" in said("anm")
+    assert said("ann") == ""

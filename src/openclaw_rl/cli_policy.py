@@ -89,7 +89,10 @@ def run_list(parsed: argparse.Namespace) -> int:
         there = store.versions.all()
         versions = [one for one in there if _asked_for(one, parsed.user, at_base)]
         steps, since = _steps(store), store.versions.states_since()
-    if not versions:
+        begun = not versions and bool(store.sessions.spoken_for_by(parsed.user))
+    if begun:
+        remark(f"{shown(parsed.user)} has no version of their own yet")
+    elif not versions:
         remark(nobody(parsed.user, "has a policy of their own", {one.owner for one in there}))
     if parsed.json:
         _print_json([as_json(one, steps.get(one.version), since[one.version], at_base) for one in versions])
@@ -187,6 +190,7 @@ def run_rollback(parsed: argparse.Namespace) -> int:
     with opened_store(parsed) as (store, config):
         version = _servable(store, parsed.version, parsed.user)
         owner = _whose(store, version, parsed.user, config)
+        _remark_slip(store, owner, config)
         before = store.versions.serving(owner)
         store.versions.roll_back(version.version, owner)
     waits = _waits(owner, config)
@@ -203,6 +207,7 @@ def run_pin(parsed: argparse.Namespace) -> int:
     with opened_store(parsed) as (store, config):
         version = _servable(store, parsed.version, parsed.user)
         owner = _whose(store, version, parsed.user, config)
+        _remark_slip(store, owner, config)
         store.versions.pin(version.version, owner)
     training, whose = ("this policy's training", f" --user {shlex.quote(owner)}") if owner else ("training", "")
     until = f"openclaw-rl policy unpin{whose}"
@@ -218,6 +223,7 @@ def run_unpin(parsed: argparse.Namespace) -> int:
             pinned_owners -= {""}
             there = f"pinned are those of {names(pinned_owners)}" if pinned_owners else "nobody's is pinned"
             raise ConfigError(f"{_per(config)}: say whose policy, with --user NAME; {there}")
+        _remark_slip(store, parsed.user or "", config)
         pinned = store.versions.pinned(parsed.user or "")
         store.versions.unpin(parsed.user or "")
     if pinned is None:
@@ -323,6 +329,14 @@ def _whose(store: Store, version: PolicyVersion, user: str | None, config: Confi
     if user is None and config.policies.owned:
         raise ConfigError(f"{_per(config)}: say whose policy, with --user NAME")
     return user or ""
+
+
+def _remark_slip(store: Store, owner: str, config: Config) -> None:
+    """Say so where nobody of that name was ever here: it may be meant for later, and a slip would go unnoticed."""
+    keys = {key.name for key in config.serving.api_keys}
+    owners = store.versions.owners() | store.versions.pinned_owners()
+    if owner and owner not in owners | keys and not store.sessions.spoken_for_by(owner):
+        remark(nobody(owner, "has a policy or a session here", owners | keys))
 
 
 def _waits(owner: str, config: Config) -> str:

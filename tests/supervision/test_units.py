@@ -408,6 +408,14 @@ def test_ports_of_replicas_can_be_said() -> None:
         resolve_ports(Config.model_validate({"serving": {"port": ports[1]}, "engine": said}))
 
 
+def test_no_port_of_ours_is_that_of_a_server_that_may_come_back() -> None:
+    found = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": {"replicas": 2}}))
+    port = found.engine.replica_ports[0]
+    engine = {"kind": "vllm", "urls": [f"http://localhost:{port}", "http://10.0.0.1:1"]}
+    with pytest.raises(ConfigError, match=f"engine.urls names port {port} of this machine"):
+        resolve_ports(Config.model_validate({"serving": {"port": port}, "engine": engine}))
+
+
 GPUS = [
     ({}, {}, 0, [{}, {}]),  # a CPU
     ({}, {}, 4, [{"CUDA_VISIBLE_DEVICES": "0,1"}, {"CUDA_VISIBLE_DEVICES": "2,3"}]),

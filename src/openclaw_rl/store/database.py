@@ -1,12 +1,13 @@
 """One SQLite file in WAL mode: opening it, and its kinds of transaction.
 
-The file counts its own changes, in the header's `user_version`, so that a loop can ask for next to nothing whether
-there is anything new. `PRAGMA data_version` would cost no write, but it tells of every commit: with five loops whose
-heartbeats are commits there is one nearly each time that somebody looks.
+The file says that it was changed by another number in the header's `user_version`, so that a loop can ask for next to
+nothing whether there is anything new. `PRAGMA data_version` would cost no write, but it tells of every commit: with
+five loops whose heartbeats are commits there is one nearly each time that somebody looks.
 """
 
 from __future__ import annotations
 
+import random
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -23,8 +24,8 @@ PATIENCE_S = 10.0
 MIGRATION_PATIENCE_S = 60.0
 """How long a process waits for the one that upgrades the schema."""
 LATE_CHECKPOINT_PAGES = 8000
-_CHANGES = 2**31
-"""So many the count of changes can tell apart: `user_version` has 32 bits and a sign."""
+_BITS = 31
+"""Of `user_version`, which has a sign too."""
 
 
 class Database:
@@ -156,7 +157,7 @@ class Database:
         heartbeats and the like (`write_once`), and what is written by other means than this class.
         """
         with self.bare() as cursor:
-            return _user_version(cursor)
+            return int(cursor.execute("PRAGMA user_version").fetchone()[0])
 
     def close(self) -> None:
         """Close all connections."""
@@ -184,18 +185,12 @@ class Database:
 
 @contextmanager
 def _counted(connection: Connection) -> Iterator[None]:
-    """Count the transaction that goes on in here as a change, if it changed a row."""
+    """Say that the transaction that goes on in here is a change, if it changed a row."""
     driver = cast(sqlite3.Connection, connection.connection.driver_connection)
     before = driver.total_changes
     yield
-    if driver.total_changes != before:
-        cursor = driver.cursor()
-        cursor.execute(f"PRAGMA user_version={(_user_version(cursor) + 1) % _CHANGES}")
-        cursor.close()
-
-
-def _user_version(cursor: sqlite3.Cursor) -> int:
-    return int(cursor.execute("PRAGMA user_version").fetchone()[0])
+    if driver.total_changes != before:  # any other number will do: to count would be one more statement in the lock
+        driver.execute(f"PRAGMA user_version={random.getrandbits(_BITS)}").close()
 
 
 @contextmanager

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from urllib.parse import urlsplit
 
 from openclaw_rl.config import Config
+from openclaw_rl.config_base import LOOPBACK
 from openclaw_rl.config_sources import ConfigError
 
 _EVERY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
@@ -50,9 +52,15 @@ def resolve_ports(config: Config) -> Config:
     engine = resolve_port(config.engine.host, said[0] if said else config.engine.port, "engine")
     if serving in {engine, *said}:
         raise ConfigError(f"serving.port and {'engine.replica_ports' if said else 'engine.port'} are both {serving}")
+    servers = _ports_of_servers(config)
+    if clash := servers & {serving, engine, *said}:
+        raise ConfigError(
+            f"engine.urls names port {min(clash)} of this machine, and serving.port, engine.port or "
+            "engine.replica_ports does: a server that is away now could not come back there"
+        )
     found: dict[str, object] = {"port": engine}
     if config.engine.count > 1 and config.engine.kind != "openai":
-        found["replica_ports"] = _replica_ports(config, engine, taken=serving)
+        found["replica_ports"] = _replica_ports(config, engine, taken=servers | {serving})
     return config.model_copy(
         update={
             "serving": config.serving.model_copy(update={"port": serving}),
@@ -73,7 +81,13 @@ def engine_addresses(config: Config) -> Mapping[str, str]:
     return dict(zip(engine.urls or own, own, strict=True)) if own else {}
 
 
-def _replica_ports(config: Config, first: int, *, taken: int) -> tuple[int, ...]:
+def _ports_of_servers(config: Config) -> frozenset[int]:
+    """The ports of this machine at which engines of others listen, or will again."""
+    addresses = (urlsplit(url) for url in config.engine.urls)
+    return frozenset(one.port for one in addresses if one.port is not None and one.hostname in LOOPBACK)
+
+
+def _replica_ports(config: Config, first: int, *, taken: Set[int]) -> tuple[int, ...]:
     """Ports that differ: those that are asked for, or the engine's own for the first and free ones for the others."""
     host = config.engine.host
     if config.engine.replica_ports:
@@ -81,6 +95,6 @@ def _replica_ports(config: Config, first: int, *, taken: int) -> tuple[int, ...]
     ports = [first]
     while len(ports) < config.engine.count:
         port = resolve_port(host, 0, "engine")
-        if port not in {taken, *ports}:
+        if port not in taken and port not in ports:
             ports.append(port)
     return tuple(ports)

@@ -147,7 +147,7 @@ class TrainingLoop:
     def _go_on(self) -> None:
         news = News(self._store.changes, anyway_s=TIMED_S)
         while not self._stop.is_set():
-            if news.worth_a_look(time.time()) or self._put_off.anything:
+            if news.worth_a_look(time.time()) or self._put_off.due:
                 done = self.cycle()
                 self._patience.over()
                 if done:

@@ -52,9 +52,10 @@ class PutOff:
         self._failed.pop(owner, None)
 
     @property
-    def anything(self) -> bool:
-        """Whether something is to be tried again, now or later."""
-        return bool(self._failed)
+    def due(self) -> bool:
+        """Whether something is to be tried again now."""
+        now = self._clock()
+        return any(failed.until <= now for failed in self._failed.values())
 
     def owners(self) -> Set[str]:
         """For whom something is put off now, and not to be tried yet."""

@@ -341,6 +341,7 @@ def test_a_replica_that_refuses_a_version_keeps_it_out_of_service() -> None:
 
 def test_rolling_serves_from_the_first_on_and_says_which_version_answers() -> None:
     async def work(engine: ReplicatedEngine, fakes: Fakes) -> None:
+        await ask(engine, of("before", 0))
         await engine.load_version(version(1))
         assert [fake.loads for fake in fakes.values()] == [[1], [], []]
         late = next(session for session in SESSIONS if winner(session) == URLS[2])
@@ -376,6 +377,24 @@ def test_rolling_too_sends_nothing_to_a_replica_that_came_back_without_the_versi
         assert {one.url: one.state for one in engine.report()}[URLS[1]] == "catching up"
 
     using(work, rolling=True)
+
+
+def test_rolling_has_no_version_before_the_first(tmp_path: Path) -> None:
+    """A gateway that starts beside engines of which one is late: the base is not what served before."""
+    fakes = {url: FakeEngine(down=url == URLS[1]) for url in URLS}
+
+    async def work(engine: ReplicatedEngine, _: Fakes) -> None:
+        await engine.load_version(version(7))
+        fakes[URLS[1]].down = False
+        fakes[URLS[1]].refuse_load = True
+        await engine.health()
+        for session in SESSIONS:
+            events = [event async for event in engine.chat(of(session, 7))]
+            assert events[0] == PromptRead(prompt_ids=(1, 2, 3)), "version 7, and no other"
+        assert not fakes[URLS[1]].asked
+        assert {one.url: one.state for one in engine.report()}[URLS[1]] == "catching up"
+
+    using(work, fakes=fakes, rolling=True)
 
 
 def test_rolling_never_answers_with_what_was_gone_back_from() -> None:
@@ -441,12 +460,15 @@ def test_a_score_goes_on_to_another_where_one_has_let_go_of_the_version() -> Non
 
     async def work(engine: ReplicatedEngine, _: Fakes) -> None:
         for url in URLS[:2]:
-            fakes[url].swapped = True  # not looked at since
+            fakes[url].swapped = fakes[url].refuse_load = True  # not looked at since
         asked = ScoreRequest(ids=(1, 2), start=1, version=0)
         assert (await engine.score(asked)).logprobs == (-1.0,)
-        fakes[URLS[2]].swapped = True
-        with pytest.raises(UnknownVersion, match="version 0 is not loaded"):
+        fakes[URLS[2]].swapped = fakes[URLS[2]].refuse_load = True
+        with pytest.raises((UnknownVersion, EngineUnavailable)):
             await engine.score(asked)
+        for fake in fakes.values():
+            fake.swapped = False
+        assert (await engine.score(asked)).logprobs == (-1.0,), "who scores looks again, for nobody else does"
 
     using(work, fakes=fakes)
 

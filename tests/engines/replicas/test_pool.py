@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
-from openclaw_rl.serving.engines.replicas.pool import _mind
+from openclaw_rl.serving.engines.replicas.pool import _is_first_life, _mind
 from openclaw_rl.supervision.child import EXIT_CONFIGURATION
 from openclaw_rl.supervision.children import Backoff, Child
+from openclaw_rl.supervision.state import ChildPhase, ChildState, Phase, SupervisorState
 from openclaw_rl.types import LoopName
 
 ONCE = """
@@ -30,7 +32,7 @@ def child_of(tmp_path: Path, program: str) -> Child:
     return Child(LoopName.ENGINE, command, dict(os.environ), tmp_path / "log", Backoff(0.01, 0.01))
 
 
-def minded(name: str, child: Child, times: int) -> list[int | None]:
+def minded(name: str, child: Child, times: int, *, first_life: bool = True) -> list[int | None]:
     """Mind it until it has ended so often; its codes."""
     codes: list[int | None] = []
     child.start()
@@ -38,7 +40,7 @@ def minded(name: str, child: Child, times: int) -> list[int | None]:
     while len(codes) < times:
         assert time.monotonic() < deadline
         was = child.state.last_exit
-        _mind(name, child)
+        _mind(name, child, first_life)
         if child.state.last_exit is not was and child.state.last_exit is not None:
             codes.append(child.state.last_exit.code)
         time.sleep(0.01)
@@ -63,3 +65,29 @@ def test_one_that_ran_before_is_tried_again_and_the_others_go_on(
 def test_a_server_of_somebody_elses_may_come_back_as_it_should_be(tmp_path: Path) -> None:
     fails = child_of(tmp_path, f"import sys; sys.exit({EXIT_CONFIGURATION})")
     assert minded("http://10.0.0.1:8000", fails, 2) == [EXIT_CONFIGURATION] * 2
+
+
+def test_where_the_pool_itself_was_started_again_they_have_all_run_before(tmp_path: Path) -> None:
+    fails = child_of(tmp_path, f"import sys; sys.exit({EXIT_CONFIGURATION})")
+    assert minded("replica 1", fails, 2, first_life=False) == [EXIT_CONFIGURATION] * 2
+
+
+@pytest.mark.parametrize(("whose", "restarts", "first"), [(0, 0, True), (0, 1, False), (1, 1, True)])
+def test_it_is_the_supervisor_that_knows_of_earlier_pools(
+    tmp_path: Path, whose: int, restarts: int, first: bool
+) -> None:
+    """Not that of an earlier deployment, whose word is still there when ours starts its processes."""
+    config = Config(run_dir=tmp_path)
+    assert _is_first_life(config)
+    engine = ChildState(phase=ChildPhase.RUNNING, pid=1, created_at=None, since=0.0, restarts=restarts)
+    SupervisorState(
+        phase=Phase.READY,
+        pid=os.getppid() + whose,
+        created_at=0.0,
+        started_at=0.0,
+        run_dir=str(tmp_path),
+        url="",
+        engine_url="",
+        children={LoopName.ENGINE.value: engine},
+    ).write()
+    assert _is_first_life(config) == first

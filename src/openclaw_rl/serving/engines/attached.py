@@ -15,8 +15,8 @@ from typing import Protocol
 from openclaw_rl.config import Config
 from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.serving.engines.factory import SPOKEN_FOR
-from openclaw_rl.serving.engines.protocol import EngineCapabilities, EngineError
-from openclaw_rl.serving.engines.requirements import Situation
+from openclaw_rl.serving.engines.protocol import EngineCapabilities, EngineError, EngineUnavailable
+from openclaw_rl.serving.engines.requirements import EngineAway, Situation
 from openclaw_rl.serving.engines.sglang.client import SglangEngine
 from openclaw_rl.serving.engines.sglang.requirements import unmet
 from openclaw_rl.serving.engines.vllm.api import VllmApi
@@ -102,6 +102,7 @@ async def check_server_at(server: Server, name: str, situation: Situation) -> No
     """Hold a server that answers against what is to be run. `name` is how an error calls it.
 
     Raises:
+        EngineAway: it is away after all.
         ConfigError: it will not do.
     """
     try:
@@ -109,6 +110,8 @@ async def check_server_at(server: Server, name: str, situation: Situation) -> No
             await server.check(situation)
     except TimeoutError as error:
         raise ConfigError(f"{name} did not say what it can do within {CHECK_S:g} s") from error
+    except EngineUnavailable as error:
+        raise EngineAway(f"{name} cannot be used: {error}") from error
     except EngineError as error:
         raise ConfigError(f"{name} cannot be used: {error}") from error
     except ConfigError as error:

@@ -15,17 +15,13 @@ from openclaw_rl.policy_files import CorruptPolicy, UnreadablePolicy, WeightsKin
 from openclaw_rl.serving.engines.factory import SPOKEN_FOR, adapter
 from openclaw_rl.serving.engines.protocol import EngineCapabilities, EngineError, EngineUnavailable
 from openclaw_rl.serving.engines.replicas.gpus import gpus_here, gpus_of_each
-from openclaw_rl.serving.engines.requirements import Offered, Situation, explain, unmet
+from openclaw_rl.serving.engines.requirements import EngineAway, Offered, Situation, explain, unmet
 
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 30.0
 """How long an engine that somebody else starts may be away."""
 RETRY_S = 0.5
-
-
-class EngineAway(ConfigError):
-    """It was not there for as long as was waited for it."""
 
 
 class Found(Protocol):
@@ -80,17 +76,19 @@ async def _ask_servers(situation: Situation, say: Callable[[str], None], patienc
     """
     from openclaw_rl.serving.engines.attached import check_server_at, server_at  # only where there is one
 
-    away: list[EngineAway] = []
-    for url in situation.config.engine.urls:
+    async def ask(url: str) -> EngineAway | None:
         name = f"the engine at {url} (engine.kind = {situation.config.engine.kind})"
         server = server_at(situation.config, url)
         try:
             await _patiently(server, name, say, patience_s)
             await check_server_at(server, name, situation)
         except EngineAway as error:
-            away.append(error)
+            return error
         finally:
             await server.close()
+        return None
+
+    away = [error for error in await asyncio.gather(*map(ask, situation.config.engine.urls)) if error is not None]
     if len(away) == situation.config.engine.count:
         raise away[0]
     for one in away:

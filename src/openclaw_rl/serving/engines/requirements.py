@@ -11,8 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from openclaw_rl.config import Config
+from openclaw_rl.config_sources import ConfigError
 from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.serving.engines.protocol import EngineCapabilities
+
+
+class EngineAway(ConfigError):
+    """It was not there for as long as was waited for it, so what it has is not known."""
 
 
 class Feature(StrEnum):

@@ -78,7 +78,8 @@ class ReplicatedEngine:
         self._rolling = rolling
         self._drains = drains
         self._known = {BASE_VERSION: _BASE}
-        self._wanted = self._before = BASE_VERSION
+        self._wanted = BASE_VERSION
+        self._before: int | None = None  # nothing was asked for yet
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._looks: dict[str, asyncio.Task[None]] = {}
 
@@ -184,7 +185,8 @@ class ReplicatedEngine:
             raise InvalidEngineRequest(f"several of this engine take no whole model ({version.name})", param="path")
         if not any(one.takes_requests for one in self._replicas.values()):
             await self._look()
-        able = [one for one in self._replicas.values() if one.takes_requests]
+        there = [one for one in self._replicas.values() if one.takes_requests]
+        able = [one for one in there if not one.doubtful] or there  # who is not heard of gets it when it is
         load = self._load_on_one if self._rolling else self._load_on_all
         loaded = await self._looking_on(load(able, version))
         if not loaded:
@@ -225,10 +227,12 @@ class ReplicatedEngine:
     def _now_wanted(self, version: int) -> None:
         """The version in service: what a replica needs before it gets requests.
 
-        Nothing stands in for one that was gone back to: what was gone back from is not wanted.
+        Nothing stands in for one that was gone back to, for what was gone back from is not wanted; nor for the first
+        one that is asked for, before which none answered.
         """
-        if version != self._wanted:
-            self._before, self._wanted = min(self._wanted, version), version
+        if version != self._wanted or self._before is None:
+            before = version if self._before is None else self._wanted
+            self._before, self._wanted = min(before, version), version
 
     def _follow(self, replica: Replica) -> None:
         """Have a replica catch up, in the background; in rolling mode one after the other."""
@@ -287,9 +291,11 @@ class ReplicatedEngine:
         return {version for one in there for version in one.loaded & self._known.keys()}
 
     async def _look(self) -> None:
-        """Look at all of them. One that was away keeps nobody waiting, unless there is no other."""
+        """Look at all of them. One that was away, or said nothing when last asked, keeps nobody waiting, unless there
+        is no other.
+        """
         drained = frozenset() if self._drains is None else self._drains.read()
-        awaited = [url for url, one in self._replicas.items() if one.up or not one.looked_at]
+        awaited = [url for url, one in self._replicas.items() if (one.up and not one.doubtful) or not one.looked_at]
         for url, one in self._replicas.items():
             if url not in self._looks or self._looks[url].done():
                 self._looks[url] = asyncio.create_task(self._look_at(one, url in drained))
@@ -341,12 +347,18 @@ class ReplicatedEngine:
                 replica.forget(request.version)
 
     async def _any(self, tried: set[str], version: int = BASE_VERSION) -> Replica:
-        if not any(one.takes_requests for one in self._replicas.values()):
-            await self._look()
-        for one in sorted(self._replicas.values(), key=lambda one: one.active + one.queued):
-            if one.takes_requests and version in one.loaded and one.url not in tried:
-                tried.add(one.url)
-                return one
+        """The least busy one that has a version and was not tried. In a judge's process nobody else looks at them.
+
+        Raises:
+            EngineUnavailable: there is none, looked at just now.
+        """
+        for looked in (False, True):
+            if looked:
+                await self._look()
+            for one in sorted(self._replicas.values(), key=lambda one: one.active + one.queued):
+                if one.takes_requests and version in one.loaded and one.url not in tried:
+                    tried.add(one.url)
+                    return one
         raise EngineUnavailable(f"no replica can be asked ({self._problems()})")
 
     async def close(self) -> None:

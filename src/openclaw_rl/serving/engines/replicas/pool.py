@@ -19,7 +19,7 @@ from openclaw_rl.store import Store
 from openclaw_rl.supervision.child import EXIT_NO_RESTART
 from openclaw_rl.supervision.children import Backoff, Child
 from openclaw_rl.supervision.process import LoopReporter
-from openclaw_rl.supervision.state import child_config_path
+from openclaw_rl.supervision.state import child_config_path, read_state
 from openclaw_rl.types import LoopName
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,8 @@ def run(config: Config, stop: threading.Event) -> None:
     Raises:
         ConfigError: one of them cannot be started with this configuration, or there are fewer GPUs than servers.
     """
-    gpus = gpus_of_each(config, os.environ, gpus_here())
+    first_life = _is_first_life(config)
+    gpus = _gpus(config, first_life)
     store = Store.open(config.store_path)
     children = [_child(config, number, gpus[number]) for number in range(config.engine.count)]
     names = config.engine.urls or [f"{_STARTED_HERE} {number + 1}" for number in range(config.engine.count)]
@@ -47,8 +48,8 @@ def run(config: Config, stop: threading.Event) -> None:
             child.start()
         while not stop.wait(POLL_S):
             for name, child in zip(names, children, strict=True):
-                _mind(name, child)
-            _report(reporter, children)
+                _mind(name, child, first_life)
+            _report(reporter, dict(zip(names, children, strict=True)))
     finally:
         _end(children, config.supervisor.shutdown_timeout_s * SHARE_OF_SHUTDOWN)
         store.close()
@@ -78,11 +79,29 @@ def _child(config: Config, number: int, gpus: Mapping[str, str]) -> Child:
     )
 
 
-def _mind(name: str, child: Child) -> None:
+def _is_first_life(config: Config) -> bool:
+    """Whether this deployment has not had a pool before this one, which ended."""
+    state = read_state(config.run_dir)
+    if state is None or state.pid != os.getppid():  # of an earlier deployment; ours is not written yet
+        return True
+    engine = state.children.get(LoopName.ENGINE)
+    return engine is None or not engine.restarts
+
+
+def _gpus(config: Config, first_life: bool) -> Sequence[Mapping[str, str]]:
+    try:
+        return gpus_of_each(config, os.environ, gpus_here())
+    except ConfigError as error:
+        if first_life:
+            raise
+        raise RuntimeError(f"there were more GPUs when this deployment began: {error}") from error
+
+
+def _mind(name: str, child: Child, first_life: bool) -> None:
     """Start it again where it has ended. What one cannot be started with no other try will change, unless it has run
     before: then the others go on without it, and it is tried again.
     """
-    first = not child.state.restarts
+    first = first_life and not child.state.restarts
     ended = child.reap(restart=True)
     if ended is not None:
         last = child.last_log_line()
@@ -92,15 +111,14 @@ def _mind(name: str, child: Child) -> None:
     child.start_if_due()
 
 
-def _report(reporter: LoopReporter, children: Sequence[Child]) -> None:
-    running = sum(child.running for child in children)
-    restarts = [child.state.restarts for child in children]
-    if running == len(children):
-        reporter.working(f"{running} replicas' processes run", restarts=restarts)
-    else:
-        reporter.waiting(
-            f"{len(children) - running} of {len(children)} replicas to be started again", restarts=restarts
-        )
+def _report(reporter: LoopReporter, children: Mapping[str, Child]) -> None:
+    restarts = [child.state.restarts for child in children.values()]
+    away = {name: child.last_log_line() for name, child in children.items() if not child.running}
+    if not away:
+        reporter.working(f"{len(children)} replicas' processes run", restarts=restarts)
+        return
+    why = "; ".join(f"{name}: {last}" if last else name for name, last in away.items())
+    reporter.waiting(f"{len(away)} of {len(children)} replicas to be started again ({why})", restarts=restarts)
 
 
 def _end(children: Sequence[Child], timeout_s: float) -> None:

@@ -44,7 +44,7 @@ class Replica:
         self.problem = "not looked at yet"
         self.draining = False
         self.returned = False
-        """It was away, and has not got the version in service since."""
+        """It was away, or is new here, and has not got the version in service since."""
         self.loaded: frozenset[int] = frozenset()
         self.active = 0
         self.queued = 0
@@ -58,6 +58,11 @@ class Replica:
     def takes_requests(self) -> bool:
         """Whether new requests may go there."""
         return self.up and not self.draining
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether it said nothing when it was last looked at; once is not enough to take it out."""
+        return self._failures > 0
 
     @property
     def state(self) -> str:
@@ -84,7 +89,7 @@ class Replica:
             self._failures = 0
             if health.instance_id != self._instance:
                 self._noted.clear()  # of which of the two that was is not known
-            if self._instance is not None and (not self.up or health.instance_id != self._instance):
+            if not self.up or health.instance_id != self._instance:
                 self.returned = True
             self._instance = health.instance_id
             self.up = health.ready
