@@ -254,9 +254,10 @@ class ReplicatedEngine:
             logger.info("the engine at %s has %s", replica.url, version.name)
 
     async def unload_version(self, version: int) -> None:
-        """Unload a version everywhere."""
-        if version != BASE_VERSION:
-            self._known.pop(version, None)
+        """Unload a version everywhere; the base stays."""
+        if version == BASE_VERSION:
+            return
+        self._known.pop(version, None)
         able = [one for one in self._replicas.values() if one.up]
         done = await asyncio.gather(*(one.engine.unload_version(version) for one in able), return_exceptions=True)
         for one, error in zip(able, done, strict=True):
