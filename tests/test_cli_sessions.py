@@ -149,6 +149,13 @@ def test_what_is_asked_wrongly_changes_nothing(run_dir: Path, capsys: pytest.Cap
     assert "life" in ran(capsys, "list")
 
 
+def test_where_there_is_nothing_to_delete_nobody_is_asked(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sessions", "delete", "--user", "zzz"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("deleted 0 sessions")
+    assert said.err == "openclaw-rl: nobody called zzz has sessions here\n"
+
+
 @pytest.mark.parametrize("chosen", [["--user", ""], ["--user="], ["--key", ""], [""], ["life", ""]])
 def test_an_empty_name_is_nobodys_and_deletes_nothing(
     run_dir: Path, capsys: pytest.CaptureFixture[str], chosen: list[str]

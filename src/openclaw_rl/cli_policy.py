@@ -336,7 +336,8 @@ def _remark_slip(store: Store, owner: str, config: Config) -> None:
     keys = {key.name for key in config.serving.api_keys}
     owners = store.versions.owners() | store.versions.pinned_owners()
     if owner and owner not in owners | keys and not store.sessions.spoken_for_by(owner):
-        remark(nobody(owner, "has a policy or a session here", owners | keys))
+        spoken = {one.owner for one in store.archive.summaries()}
+        remark(nobody(owner, "has a policy or a session here", owners | keys | spoken))
 
 
 def _waits(owner: str, config: Config) -> str:

@@ -179,7 +179,7 @@ def run_delete(parsed: argparse.Namespace) -> int:
         if store.erasure.unscrubbed():  # an earlier deletion was interrupted before its bytes were gone
             store.erasure.scrub()
         chosen = _chosen(store, config, parsed)
-        if not parsed.yes and not _agreed(listing(store.archive.summaries(chosen), key_names(config))):
+        if chosen and not parsed.yes and not _agreed(listing(store.archive.summaries(chosen), key_names(config))):
             _say("nothing was deleted")
             return FAILED
         try:

@@ -139,10 +139,10 @@ class EngineConfig(Section):
             return
         if self.kind == "openai" or self.count == 1:
             raise ValueError("engine.replica_ports is for several engines of which each has a process here")
-        if len(set(ports)) != self.count:
-            raise ValueError(
-                f"engine.replica_ports names {len(set(ports))} ports, and there are {self.count} replicas"
-            )
+        if len(ports) != self.count:
+            raise ValueError(f"engine.replica_ports names {len(ports)} ports, and there are {self.count} replicas")
+        if len(set(ports)) != len(ports):
+            raise ValueError("engine.replica_ports names one port twice")
 
     @property
     def count(self) -> int:

@@ -36,6 +36,8 @@ def test_each_folder_that_was_looked_in_is_named_once(
     monkeypatch.chdir(here)
     assert f" in {here} or {sources}; or set engine.{kind}.python" in missing(kind, sources)
     assert f" in {here}; or set engine.{kind}.python" in missing(kind, here)
+    with pytest.raises(ConfigError, match="is no program"):
+        python_for(kind, config_of(kind, **{kind: {"python": str(here)}}))
     python = here / ENVIRONMENTS[kind].python
     python.parent.mkdir(parents=True)
     python.touch(mode=0o700)

@@ -404,6 +404,9 @@ def test_ports_of_replicas_can_be_said() -> None:
     again = resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": said}))
     assert again.engine.replica_ports == ports
     assert again.engine.port == ports[0]
+    taken = rf"engine\.replica_ports {ports[1]}: .* without it each takes a free one"
+    with socket.create_server(("127.0.0.1", ports[1])), pytest.raises(ConfigError, match=taken):
+        resolve_ports(Config.model_validate({"serving": {"port": 0}, "engine": said}))
     with pytest.raises(ConfigError, match=r"serving\.port and engine\.replica_ports are both"):
         resolve_ports(Config.model_validate({"serving": {"port": ports[1]}, "engine": said}))
 

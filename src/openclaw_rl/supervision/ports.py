@@ -19,8 +19,8 @@ def base_url(host: str, port: int) -> str:
     return f"http://[{reachable}]:{port}" if ":" in reachable else f"http://{reachable}:{port}"
 
 
-def resolve_port(host: str, port: int, key: str) -> int:
-    """`port`, or a free one where it is 0.
+def resolve_port(host: str, port: int, key: str, *, option: str = "port") -> int:
+    """`port`, or a free one where it is 0. `key` is the section that names host and port, by its `option`.
 
     The port is free now and could be taken before its process binds it; that process would then end with an
     error that names it, and `up` again takes another.
@@ -36,8 +36,9 @@ def resolve_port(host: str, port: int, key: str) -> int:
             probe.bind(address)
             return int(probe.getsockname()[1])
     except OSError as error:
+        free = "port 0 takes" if option == "port" else "without it each takes"
         raise ConfigError(
-            f"cannot bind {key}.host {host}, {key}.port {port}: {error.strerror or error}; port 0 takes a free one"
+            f"cannot bind {key}.host {host}, {key}.{option} {port}: {error.strerror or error}; {free} a free one"
         ) from error
 
 
@@ -49,7 +50,8 @@ def resolve_ports(config: Config) -> Config:
     """
     serving = resolve_port(config.serving.host, config.serving.port, "serving")
     said = config.engine.replica_ports
-    engine = resolve_port(config.engine.host, said[0] if said else config.engine.port, "engine")
+    ports = tuple(resolve_port(config.engine.host, one, "engine", option="replica_ports") for one in said)
+    engine = ports[0] if ports else resolve_port(config.engine.host, config.engine.port, "engine")
     if serving in {engine, *said}:
         raise ConfigError(f"serving.port and {'engine.replica_ports' if said else 'engine.port'} are both {serving}")
     servers = _ports_of_servers(config)
@@ -89,12 +91,9 @@ def _ports_of_servers(config: Config) -> frozenset[int]:
 
 def _replica_ports(config: Config, first: int, *, taken: Set[int]) -> tuple[int, ...]:
     """Ports that differ: those that are asked for, or the engine's own for the first and free ones for the others."""
-    host = config.engine.host
-    if config.engine.replica_ports:
-        return tuple(resolve_port(host, port, "engine") for port in config.engine.replica_ports)
-    ports = [first]
+    ports = [*config.engine.replica_ports] or [first]
     while len(ports) < config.engine.count:
-        port = resolve_port(host, 0, "engine")
+        port = resolve_port(config.engine.host, 0, "engine")
         if port not in taken and port not in ports:
             ports.append(port)
     return tuple(ports)

@@ -52,14 +52,18 @@ def python_for(kind: str, config: Config, *, sources: Path = SOURCES) -> Path:
     wanted = {"vllm": config.engine.vllm.python, "sglang": config.engine.sglang.python}[kind]
     if wanted is not None:
         chosen = wanted.expanduser().absolute()
-        if not os.access(chosen, os.X_OK):
+        if not _is_program(chosen):
             raise ConfigError(f"engine.{kind}.python {chosen} is no program")
         return chosen
     own, folders = ENVIRONMENTS[kind], list(dict.fromkeys((Path.cwd(), sources)))
     for folder in folders:
-        if os.access(folder / own.python, os.X_OK):
+        if _is_program(folder / own.python):
             return folder / own.python
     raise ConfigError(
         f"engine.kind = {kind} needs {own.python} ({own.made}) in {' or '.join(map(str, folders))}; "
         f"or set engine.{kind}.python, or engine.urls to a {own.server} that runs"
     )
+
+
+def _is_program(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)

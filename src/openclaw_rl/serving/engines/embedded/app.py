@@ -156,7 +156,11 @@ class _Server(uvicorn.Server):
 
 
 async def serve(app: FastAPI, host: str, port: int, stop: threading.Event, heartbeat: Callable[[], None]) -> None:
-    """Serve until `stop`; open streams get a few seconds. `heartbeat` is called ten times a second."""
+    """Serve until `stop`; open streams get a few seconds. `heartbeat` is called ten times a second.
+
+    Raises:
+        RuntimeError: the address cannot be bound.
+    """
     config = uvicorn.Config(
         app,
         host=host,
@@ -173,4 +177,7 @@ async def serve(app: FastAPI, host: str, port: int, stop: threading.Event, heart
         await asyncio.to_thread(heartbeat)
         await asyncio.sleep(_POLL_S)
     server.should_exit = True
-    await serving
+    try:
+        await serving
+    except SystemExit as error:  # uvicorn's way to say that it cannot bind
+        raise RuntimeError(f"cannot serve on {host}:{port}: another program may listen there") from error

@@ -18,6 +18,7 @@ from openclaw_rl.serving.engines.replicas.gpus import gpus_here, gpus_of_each
 from openclaw_rl.store import Store
 from openclaw_rl.supervision.child import EXIT_NO_RESTART
 from openclaw_rl.supervision.children import Backoff, Child
+from openclaw_rl.supervision.ports import engine_addresses
 from openclaw_rl.supervision.process import LoopReporter
 from openclaw_rl.supervision.state import child_config_path, read_state
 from openclaw_rl.types import LoopName
@@ -25,8 +26,6 @@ from openclaw_rl.types import LoopName
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
-_STARTED_HERE = "replica"
-"""What those are called that have no URL of their own; the servers at `engine.urls` were asked when `up` began."""
 SHARE_OF_SHUTDOWN = 0.3
 """Of supervisor.shutdown_timeout_s: the supervisor gives the engine's process a third of it."""
 
@@ -41,14 +40,15 @@ def run(config: Config, stop: threading.Event) -> None:
     gpus = _gpus(config, first_life)
     store = Store.open(config.store_path)
     children = [_child(config, number, gpus[number]) for number in range(config.engine.count)]
-    names = config.engine.urls or [f"{_STARTED_HERE} {number + 1}" for number in range(config.engine.count)]
+    names = list(engine_addresses(config))
+    strict = first_life and not config.engine.urls  # those were asked when `up` began, and may come back as they were
     reporter = LoopReporter(store, LoopName.ENGINE)
     try:
         for child in children:
             child.start()
         while not stop.wait(POLL_S):
             for name, child in zip(names, children, strict=True):
-                _mind(name, child, first_life)
+                _mind(name, child, strict=strict)
             _report(reporter, dict(zip(names, children, strict=True)))
     finally:
         _end(children, config.supervisor.shutdown_timeout_s * SHARE_OF_SHUTDOWN)
@@ -97,15 +97,15 @@ def _gpus(config: Config, first_life: bool) -> Sequence[Mapping[str, str]]:
         raise RuntimeError(f"there were more GPUs when this deployment began: {error}") from error
 
 
-def _mind(name: str, child: Child, first_life: bool) -> None:
-    """Start it again where it has ended. What one cannot be started with no other try will change, unless it has run
-    before: then the others go on without it, and it is tried again.
+def _mind(name: str, child: Child, *, strict: bool) -> None:
+    """Start it again where it has ended. `strict`: a configuration with which it cannot be started at all is an
+    error, which no other try will change; once it has run, the others go on without it, and it is tried again.
     """
-    first = first_life and not child.state.restarts
+    first = strict and not child.state.restarts
     ended = child.reap(restart=True)
     if ended is not None:
         last = child.last_log_line()
-        if ended.code in EXIT_NO_RESTART and first and name.startswith(_STARTED_HERE):
+        if ended.code in EXIT_NO_RESTART and first:
             raise ConfigError(f"{name}: {last or 'it cannot run with this configuration'}")
         logger.warning("%s %s; it is started again (%s)", name, ended.words(), last)
     child.start_if_due()
