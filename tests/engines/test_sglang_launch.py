@@ -17,7 +17,7 @@ from openclaw_rl.policy_files import WeightsKind
 from openclaw_rl.serving.engines.embedded.client import EmbeddedEngine
 from openclaw_rl.serving.engines.factory import connect
 from openclaw_rl.serving.engines.interpreter import ENVIRONMENTS, SOURCES
-from openclaw_rl.serving.engines.protocol import EngineUnavailable, InvalidEngineRequest
+from openclaw_rl.serving.engines.protocol import EngineError, EngineUnavailable
 from openclaw_rl.serving.engines.replicas.worker import replica_config
 from openclaw_rl.serving.engines.requirements import Situation
 from openclaw_rl.serving.engines.sglang.client import SglangEngine
@@ -115,7 +115,7 @@ def test_one_that_is_started_here_has_a_key_that_only_we_know(tiny: Path, tmp_pa
             words = Path(f"/proc/{server.running.pid}/cmdline").read_bytes().decode()
             assert server.key not in words
             assert asyncio.run(asked(config, server.url, server.key)) == {}
-            with pytest.raises(InvalidEngineRequest, match="Unauthorized"):
+            with pytest.raises(EngineError, match="Unauthorized"):
                 asyncio.run(asked(config, server.url, None))
         assert not (tmp_path / KEY_FILE).exists()
     assert len(set(keys)) == 2

@@ -37,6 +37,7 @@ UNTOUCHED = "default"
 _DIGITS = 12
 """Of a digest in a name."""
 _SERVICE_UNAVAILABLE = 503
+_KEY_REFUSED = frozenset({401, 403})
 _ALIKE = 4e-6
 """How near to that of a uniform distribution a log-probability is taken for it: a few steps of fp32 at its size."""
 
@@ -371,6 +372,8 @@ def _as_error(message: str, status: int) -> EngineError:
         return InvalidEngineRequest(message, param="messages", code="context_length_exceeded")
     if "queue is full" in message:
         return EngineOverloaded("SGLang's queue is full")
+    if status in _KEY_REFUSED:  # nobody's request is to blame, nor any version
+        return EngineError(f"SGLang refuses the key, engine.api_key: {message}")
     if status >= _SERVICE_UNAVAILABLE:
         return EngineUnavailable(f"SGLang cannot answer now: {message}")
     if status < 500:
