@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import event
 
 from openclaw_rl.config import RolloutConfig
 from openclaw_rl.store import Store
+from openclaw_rl.training import cycle
 from openclaw_rl.training.cycle import POLL_S, TIMED_S, TrainingLoop
 from openclaw_rl.types import SampleState
 from tests.gateway.conftest import wait_until
@@ -75,7 +77,9 @@ def test_a_batch_that_only_gets_old_is_taken(tmp_path: Path) -> None:
     own.close()
 
 
-def test_what_failed_is_tried_again_when_its_pause_is_over_and_no_later(tmp_path: Path) -> None:
+def test_what_failed_is_tried_again_when_its_pause_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when somebody looks anyway, which is never here."""
+    monkeypatch.setattr(cycle, "TIMED_S", 3600.0)
     config = make_config(tmp_path)
     outside, own = Store.open(config.store_path), Store.open(config.store_path)
     loop = make_loop(config, own, fail=1)
@@ -83,8 +87,6 @@ def test_what_failed_is_tried_again_when_its_pause_is_over_and_no_later(tmp_path
     with going_on(loop):
         fill(outside, 2)
         wait_until(lambda: "publish_failures" in outside.status.counts().counters, 30.0)
-        failed_at = time.monotonic()
-        wait_until(lambda: outside.versions.serving().version == 1)
-        assert time.monotonic() - failed_at < TIMED_S - POLL_S / 4, "a poll or two are enough"
+        wait_until(lambda: outside.versions.serving().version == 1, 30.0)
     outside.close()
     own.close()

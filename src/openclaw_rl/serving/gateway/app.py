@@ -70,26 +70,7 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
 
     While it runs `app.state.tasks` are what it does in the background; one that ends leaves it blind.
     """
-    name, policies, load = config.model.served_name, config.policies, Load()
-    method = config.training.method
-    keeper = VersionKeeper(store, engine, served_name=name, owned=policies.owned)
-    services = Services(
-        store=store,
-        keys=KeyRing(config.serving.api_keys),
-        keeper=keeper,
-        router=Router(store, engine, keeper, policies, served_name=name),
-        owners=OwnerNames(policies, [key.name for key in config.serving.api_keys]),
-        recorder=Recorder(
-            store,
-            config.rollout,
-            untrainable=lambda turn: exclusion_of(turn, policy_name=name, method=method) is not None,
-        ),
-        owned=policies.owned,
-        load=load,
-        use_mark=UseMark(config.last_use_path, load) if config.training.window.idle_s > 0 else None,
-        reporter=LoopReporter(store, LoopName.GATEWAY),
-        engine=engine,
-    )
+    services = _services(config, store, engine)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -113,7 +94,7 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
         config.serving,
         engine,
         services.keys,
-        keeper,
+        services.keeper,
         services.recorder,
         services.load,
         router=services.router,
@@ -128,6 +109,29 @@ def create_app(config: Config, store: Store, engine: Engine) -> FastAPI:
         app.add_middleware(LocalOnly)
         app.state.chat = LocalOnly(chat)
     return app
+
+
+def _services(config: Config, store: Store, engine: Engine) -> Services:
+    name, policies, load = config.model.served_name, config.policies, Load()
+    method = config.training.method
+    keeper = VersionKeeper(store, engine, served_name=name, owned=policies.owned)
+    return Services(
+        store=store,
+        keys=KeyRing(config.serving.api_keys),
+        keeper=keeper,
+        router=Router(store, engine, keeper, policies, served_name=name),
+        owners=OwnerNames(policies, [key.name for key in config.serving.api_keys]),
+        recorder=Recorder(
+            store,
+            config.rollout,
+            untrainable=lambda turn: exclusion_of(turn, policy_name=name, method=method) is not None,
+        ),
+        owned=policies.owned,
+        load=load,
+        use_mark=UseMark(config.last_use_path, load) if config.training.window.idle_s > 0 else None,
+        reporter=LoopReporter(store, LoopName.GATEWAY),
+        engine=engine,
+    )
 
 
 async def _warn_of_namesakes(services: Services, config: Config) -> None:
